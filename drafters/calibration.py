@@ -26,16 +26,15 @@ from torch import Tensor
 
 from foresay.spec.budget.chance import MANY_KEPT, Outcomes
 from foresay.spec.price import CHOICES, Bar
-from foresay.spec.sampling import SamplingParams
+from foresay.spec.sampling import KINDS
 from foresay.spec.tree import MAX_NODES
 from foresay.verifier.graphs.staging import Staged
 from foresay.verifier.ops.records import Pieces
 
 Floats = NDArray[np.float64]
 
-#: Ways of sampling that differ in how often drafts are accepted: temperature 0, up to 0.75, above. Depths of chains and
-#: ranks that are told apart; deeper or lower ones count as the last.
-KINDS, DEPTHS, GROUPS = 3, 8, 4
+#: Depths of chains and ranks that are told apart; deeper or lower ones count as the last.
+DEPTHS, GROUPS = 8, 4
 #: Steps after which new curves are computed: at most, and at first, doubled each time. Past the most, one of four steps
 #: is learnt from.
 REFRESH, _FIRST_REFRESH = 128, 16
@@ -51,11 +50,6 @@ _KNOTS = -np.logaddexp(0.0, -_KNOT_ODDS)
 _PIECES, _KNOTS_ROOM = len(_KNOTS) + 1, 32
 #: A log probability below minus this counts as zero.
 _ROOM = 1000.0
-
-
-def kind_of(sampling: SamplingParams) -> int:
-    """Which way of sampling this is."""
-    return 0 if sampling.greedy else 1 if sampling.temperature <= 0.75 else 2
 
 
 class Calibration:

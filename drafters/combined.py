@@ -4,7 +4,7 @@
 
     plan       suffix: 3 found nodes, draft_model: 4 levels       from the budget (:mod:`foresay.spec.budget.plan`)
     draft      the found nodes as they are, the model's tree      cut to what is worth its rows, merged into one tree
-    committed  drafters that were called get their own path, in their own numbers; the others, that others drafted
+    committed  drafters that were called get the path through their own trees; the others, that others drafted
 
 With one drafter and one shape: the request's own prediction drafts wherever it can, else the configured drafter::
 
@@ -15,14 +15,14 @@ With one drafter and one shape: the request's own prediction drafts wherever it 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from foresay.drafters.prediction import PredictionDrafter
 from foresay.spec.budget.budget import Budget
 from foresay.spec.budget.plan import Plan, Share
 from foresay.spec.protocols import Drafter, FeatureRequest, Features, or_roots, reader_of
 from foresay.spec.sequence import SequenceState
-from foresay.spec.tree import DraftTree, Merged, TreeShape, merge
+from foresay.spec.tree import DraftTree, TreeShape, merge
 from foresay.spec.wall import Wall
 
 #: If a prediction's next token is less likely than this to be accepted, the configured drafter drafts in the step.
@@ -115,7 +115,7 @@ class CombinedDrafter:
         self._known, self.wall = budget.members, budget.wall
         self.members: dict[str, Drafter] = {name: member.drafter for name, member in budget.members.items()}
         self.needs: FeatureRequest | None = united([member.needs for member in self.members.values()])
-        self._drafted: dict[str, dict[str, list[int]]] = {}
+        self._drafted: dict[str, list[DraftTree]] = {}
 
     def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
         """Drafts with the first member only: a shape does not name a drafter."""
@@ -141,12 +141,8 @@ class CombinedDrafter:
             for (index, shape), tree in zip(wanted, drafted, strict=True):
                 trees[index].append(tree)
                 kept[index].append(_worth(tree, shape))
-        return [self._merged(*parts) for parts in zip(sequences, trees, kept, plans, strict=True)]
-
-    def _merged(self, sequence: SequenceState, trees: list[DraftTree], kept: list[int], plan: Plan) -> DraftTree:
-        merged = merge(trees, plan.shape.nodes, kept)
-        self._drafted[sequence.id] = _numbers(trees, merged)
-        return merged.tree
+        self._drafted |= {sequence.id: drafted for sequence, drafted in zip(sequences, trees, strict=True)}
+        return [merge(parts, plan.shape.nodes, of).tree for parts, of, plan in zip(trees, kept, plans, strict=True)]
 
     def extend(self, sequence: SequenceState) -> None:
         """Passed to all but those that rest: they catch up when they draft again."""
@@ -162,11 +158,11 @@ class CombinedDrafter:
                 self.wall.tell(name, reader.observe, sequence, features)
 
     def committed(self, sequence: SequenceState, path: list[int]) -> None:
-        """Each gets the path in the numbers of its own proposal."""
-        drafted, none = self._drafted.pop(sequence.id, {}), [0] + [-1] * (len(path) - 1)
+        """Each gets the path through its own proposal."""
+        drafted = {tree.drafter: tree for tree in self._drafted.pop(sequence.id, ())}
+        emitted, none = sequence.tokens[-len(path) :], [0] + [-1] * (len(path) - 1)
         for name, member in self.members.items():
-            numbers = drafted.get(name)
-            own = none if numbers is None else own_path(path, dict(enumerate(numbers)))
+            own = drafted[name].path_of(emitted) if name in drafted else none
             self.wall.tell(name, member.committed, sequence, own)
 
     def finished(self, sequence: SequenceState) -> None:
@@ -197,22 +193,3 @@ def _worth(tree: DraftTree, shape: TreeShape) -> int:
     if shape.price is None or len(tree.chances) != len(tree):
         return len(tree)
     return 1 + shape.price.keeps(tree.chances[1:])
-
-
-def _numbers(trees: Sequence[DraftTree], merged: Merged) -> dict[str, list[int]]:
-    """For each drafter of a tree: its own number of each node of the merged one, -1 for nodes of others."""
-    numbers: dict[str, list[int]] = {}
-    for tree, in_merged in zip(trees, merged.numbers, strict=True):
-        own = numbers[tree.drafter] = [-1] * len(merged.tree)
-        for node, index in enumerate(in_merged):
-            if index >= 0:
-                own[index] = node
-    return numbers
-
-
-def own_path(path: Sequence[int], numbers: Mapping[int, int]) -> list[int]:
-    """A path in a drafter's own numbers: -1 from the first node on that is not its own."""
-    own: list[int] = []
-    for node in path:
-        own.append(numbers.get(node, -1) if not own or own[-1] >= 0 else -1)
-    return own

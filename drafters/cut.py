@@ -84,17 +84,9 @@ def _kept(scores: Tensor, most: int, prices: Tensor | None, counts: Tensor | Non
     return candidates, candidates < count
 
 
-class MergedTrees(NamedTuple):
-    """tree: the merged one. rows: see :class:`Cut`. numbers: int64[S, M], the node of the merged tree that each node of
-    the grown one is; past the last column where the grown tree has none."""
-
-    tree: DeviceTree
-    rows: Tensor
-    numbers: Tensor
-
-
-def joined(found: DeviceTree, grown: Cut, levels: int) -> MergedTrees:
-    """The found nodes, followed by those of a grown tree, of M nodes and ``levels`` levels, that are not among them."""
+def joined(found: DeviceTree, grown: Cut, levels: int) -> tuple[DeviceTree, Tensor]:
+    """The found nodes, followed by those of a grown tree, of M nodes and ``levels`` levels, that are not among them, as
+    :func:`foresay.spec.tree.merge` has them; and rows as in :class:`Cut`."""
     tree = grown.tree
     (size, first), count = found.tokens.shape, tree.tokens.shape[1]
     order = torch.arange(first + count, device=tree.tokens.device).expand(size, -1)
@@ -118,7 +110,7 @@ def joined(found: DeviceTree, grown: Cut, levels: int) -> MergedTrees:
         found.counts + fresh.sum(dim=1),
         chain=False,
     )
-    return MergedTrees(both, of_both(torch.full_like(found.tokens, -1), grown.rows, -1), numbers)
+    return both, of_both(torch.full_like(found.tokens, -1), grown.rows, -1)
 
 
 def _same(found: DeviceTree, tree: DeviceTree, known: Tensor, levels: int) -> Tensor:

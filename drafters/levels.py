@@ -25,9 +25,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from foresay.drafters.calibration import Calibration, Curves, WrittenBars, kind_of
+from foresay.drafters.calibration import Calibration, Curves, WrittenBars
 from foresay.drafters.growth import Growth, GrowthPlan, Level, Passes, levels, on_host
-from foresay.drafters.tree_builder import TreeBuilder, adjusts, by_path
+from foresay.drafters.tree_builder import TreeBuilder, adjusts, bars_of, by_path
 from foresay.kvpaging import PagePool, WindowPages
 from foresay.spec.constrain import Ahead
 from foresay.spec.protocols import FeatureRequest
@@ -227,7 +227,7 @@ class TreeDrafter(ABC):
 
     def chain_chances(self, sequence: SequenceState, levels: int) -> Sequence[float]:
         """See :class:`foresay.spec.protocols.Chains`."""
-        return self.calibration.chain(kind_of(sequence.sampling), levels)
+        return self.calibration.chain(sequence.sampling.kind, levels)
 
     @torch.inference_mode()
     def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
@@ -265,7 +265,7 @@ class TreeDrafter(ABC):
         if not at.plan.shape.is_chain:
             at.curves.write(self.calibration, [grown.kind for grown in growing])
         if at.bars is not None:
-            at.bars.write([grown.bars for grown in growing])
+            at.bars.write([bars_of(grown.shape, levels, self.calibration, grown.kind) for grown in growing])
         adjusting = any(map(self._adjusts, sequences))
         change = partial(self._adjust, growing, at.plan.sequences) if adjusting else None
         depth = shape.levels - min(grown.depth for grown in growing)

@@ -23,7 +23,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from foresay.drafters.growth import Growth
+from foresay.drafters.growth import Growth, below
 from foresay.drafters.hidden_states import FeatureDrafter, TextStateDrafter, marginal_logits
 from foresay.kvpaging import KVStore, PagePool
 from foresay.spec.names import DFLASH, DSPARK, MEDUSA
@@ -99,9 +99,7 @@ class DSparkDrafter(DFlashDrafter):
 
     def next(self, growth: Growth, states: Tensor | None, parent_rows: Tensor | None) -> tuple[Tensor, Tensor | None]:  # type: ignore[override]
         """The next depth's logits, below each expanded node."""
-        if states is not None and parent_rows is not None:
-            above = states.view(len(parent_rows), -1, states.shape[1])
-            states = above.gather(1, parent_rows[:, :, None].expand(-1, -1, states.shape[1])).flatten(0, 1)
+        states = None if states is None else below(states, parent_rows)
         return self._moved(growth.expanded().tokens, len(growth.levels), states)
 
     def _moved(self, tokens: Tensor, depth: int, states: Tensor | None) -> tuple[Tensor, Tensor | None]:

@@ -273,5 +273,5 @@ class Rounds:
     def run(self) -> list[Verified]:
         """One round: the sample at each node, and the path, whose last sample only the copy proposed."""
         self._replay()
-        outcome = Outcome(self._step.out.cpu())
+        outcome = Outcome(self._step.out.cpu().tolist())
         return [outcome.of(index, SELF)[1] for index in range(self.state.size)]

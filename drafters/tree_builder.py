@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from foresay.drafters.calibration import Calibration, Floats, kind_of
+from foresay.drafters.calibration import ALWAYS, NEVER, Calibration, Floats
 from foresay.drafters.growth import Level, LevelLayout
 from foresay.spec.constrain import Ahead
 from foresay.spec.logits import edits_at, edits_logits
@@ -64,7 +64,7 @@ def adjusted(
 
 
 #: The log probability of a chain's only candidate.
-_UNKNOWN = np.array([[np.nan]])
+_UNKNOWN = np.array([np.nan])
 _NONE = -math.inf
 
 
@@ -74,8 +74,9 @@ class TreeBuilder:
     or none is worth it.
 
     tokens, parents, scores: of the candidates (:mod:`foresay.drafters.growth`), the root first. front: those that are
-    expanded next. rows: the row of each expanded one. looked: for each level the expanded ones, and the tokens and
-    uncalibrated log probabilities below them, [F, k] or [1, k] each. kept: the candidates that are nodes of the tree.
+    expanded next. rows: the row of each expanded one. looked: for each level of a tree the expanded ones, and the
+    tokens and uncalibrated log probabilities below them, [F, k] or [1, k] each. kept: the candidates that are nodes of
+    the tree. depth: how many levels it has.
     """
 
     sequence: SequenceState
@@ -90,24 +91,13 @@ class TreeBuilder:
     looked: list[tuple[list[int], NDArray[np.int64], Floats]] = field(default_factory=list)
     kept: list[int] = field(default_factory=lambda: [0])
     fixed: tuple[LevelLayout, ...] = ()
+    depth: int = 0
     over: bool = False
 
     @property
     def kind(self) -> int:
         """The way of sampling, as the calibration distinguishes it."""
-        return kind_of(self.sequence.sampling)
-
-    @property
-    def depth(self) -> int:
-        """How many levels it has."""
-        return len(self.looked)
-
-    @property
-    def bars(self) -> list[Bar]:
-        """The thresholds that its nodes must reach for each further level."""
-        assert self.shape.price is not None, "only a tree that pays for its levels has bars"
-        price, depths = self.shape.price, range(1, self.shape.levels)
-        return [price.bar(self.calibration.first(self.kind, depth)) for depth in depths]
+        return self.sequence.sampling.kind
 
     def add(self, tokens: list[int], level: Level, index: int) -> None:
         """Add the next level, on the host. index: the sequence's index in it; tokens: the sequence's tokens there."""
@@ -119,7 +109,8 @@ class TreeBuilder:
         assert level.children is not None and level.chances is not None, "a tree's level has them"
         # Copies, since the next tree grows in the same memory.
         found = level.children[index].numpy().copy(), level.chances[index].numpy().astype(np.float64)
-        self._extend(tokens, level.parents[index].tolist(), level.scores[index].tolist(), *found)
+        self.looked.append((self.front, *found))
+        self._extend(tokens, level.parents[index].tolist(), level.scores[index].tolist())
         assert level.front is not None, "and scores of those that are expanded next"
         if all(score == _NONE for score in level.front[index].tolist()):
             self.over = True
@@ -129,15 +120,13 @@ class TreeBuilder:
         if token == BROKEN:
             self.over = True
         elif not self.over:
-            self._extend([token], self.front, [0.0], np.array([[token]]), _UNKNOWN)
+            self._extend([token], self.front, [0.0])
 
-    def _extend(
-        self, tokens: list[int], parents: list[int], scores: list[float], children: NDArray[np.int64], chances: Floats
-    ) -> None:
+    def _extend(self, tokens: list[int], parents: list[int], scores: list[float]) -> None:
         first, going = len(self.tokens), self.fixed[self.depth].going
         for node in self.front:  # they were expanded, since there is a level below them
             self.rows.setdefault(node, len(self.rows))
-        self.looked.append((self.front, children, chances))
+        self.depth += 1
         self.tokens += tokens
         self.parents += parents
         self.scores += scores
@@ -179,6 +168,10 @@ class TreeBuilder:
             most = min(most, self.shape.price.keeps(np.exp(scores).tolist()))
         ranked = np.argsort(-scores, kind="stable")[:most]
         self.kept = [0, *sorted((1 + ranked[scores[ranked] > _NONE]).tolist())]
+        return self.built(drafter)
+
+    def built(self, drafter: str) -> DraftTree:
+        """The tree of the candidates that are kept."""
         number = {node: index for index, node in enumerate(self.kept)} | {-1: -1}
         parents = [number[self.parents[node]] for node in self.kept]
         chances = tuple(math.exp(self.scores[node]) for node in self.kept)
@@ -191,6 +184,9 @@ class TreeBuilder:
         path: nodes of the tree that were committed, their samples already in the sequence's tokens; -1 for tokens that
         were no node, at the end.
         """
+        if self.shape.is_chain:
+            learn_chain(self.calibration, self.sequence, self.tokens[1:], path)
+            return
         first, chain = len(self.sequence.tokens) - len(path), True
         for depth, (node, (expanded, tokens, chances)) in enumerate(zip(path, self.looked, strict=False)):
             if node < 0 or self.kept[node] not in expanded:
@@ -209,3 +205,20 @@ class TreeBuilder:
                 break
             rows.append(self.rows[self.kept[node]])
         return rows
+
+
+def bars_of(shape: TreeShape, levels: int, calibration: Calibration, kind: int) -> list[Bar]:
+    """The thresholds that the nodes of a tree must reach for each further one of so many levels."""
+    known = range(1, min(shape.levels, levels))
+    price, after = shape.price, [NEVER] * (levels - 1 - len(known))
+    return [ALWAYS if price is None else price.bar(calibration.first(kind, depth)) for depth in known] + after
+
+
+def learn_chain(calibration: Calibration, sequence: SequenceState, drafted: Sequence[int], path: list[int]) -> None:
+    """The same for a chain of these tokens below the root."""
+    emitted, kind = sequence.tokens[len(sequence.tokens) - len(path) :], sequence.sampling.kind
+    for depth, (node, token, draft) in enumerate(zip(path, emitted, drafted, strict=False)):
+        if node < 0:
+            break
+        calibration.saw(kind, depth, _UNKNOWN, np.array([draft == token]))
+    calibration.step()

@@ -210,7 +210,7 @@ def graft(constraint: Guarded, forced: Sequence[int], tree: DraftTree, most: int
     drafter = tree.drafter if any(node > 0 for node in grown.origin) else GRAMMAR
     built = DraftTree.build(grown.tokens, grown.parents, drafter)
     parts = tree.parts or (tree,)
-    return replace(built, sources=sources, parts=parts, origin=tuple(grown.origin), forced=len(forced))
+    return replace(built, sources=sources, parts=parts, forced=len(forced))
 
 
 class _Graft:

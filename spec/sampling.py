@@ -67,6 +67,10 @@ def check_range(field: str, value: float, kind: Any) -> None:
             raise InvalidRequest(field, f" must be {wanted(meta)}, got {value}")
 
 
+#: Ways of sampling that differ in how often drafts are accepted.
+KINDS = 3
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How tokens are sampled and when to stop.
 
@@ -101,6 +105,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     def greedy(self) -> bool:
         """Whether each sample is the most likely token."""
         return self.temperature < _COLDEST
+
+    @property
+    def kind(self) -> int:
+        """Which of :data:`KINDS` ways of sampling this is: greedy, at a low temperature, or at a high one."""
+        return 0 if self.greedy else 1 if self.temperature <= 0.75 else 2
 
     @property
     def filtered(self) -> bool:

@@ -144,7 +144,7 @@ class StepRunner:
             if scheduled.sequence.scoring:
                 score_prompt(scheduled.sequence, forward.of(index))
         features = by_sequence(forward.features, [len(part.tokens) for part in rows])
-        results = [self._finish(*part) for part in zip(batch, rows, verified, raw, features, strict=True)]
+        results = [self._finish(*part) for part in zip(batch, trees, rows, verified, raw, features, strict=True)]
         watch.lap("commit")
         return results
 
@@ -203,6 +203,7 @@ class StepRunner:
     def _finish(
         self,
         scheduled: ScheduledSequence,
+        proposed: DraftTree,
         rows: Rows,
         verified: Verified | None,
         raw: Raw,
@@ -210,6 +211,7 @@ class StepRunner:
     ) -> VerifyResult:
         result = self._commit(
             scheduled,
+            proposed,
             rows.tree,
             verified,
             why_nothing=lambda: why_nothing(scheduled.sequence, raw()[0]),
@@ -222,13 +224,14 @@ class StepRunner:
     def _commit(
         self,
         scheduled: ScheduledSequence,
+        proposed: DraftTree,
         tree: DraftTree | None,
         verified: Verified | None,
         why_nothing: Callable[[], ForesayError],
         show: Callable[[list[int]], None],
     ) -> VerifyResult:
-        """Commit the prompt's rows, and the path of the tree if there is one. show: called with the committed nodes
-        before drafters are."""
+        """Commit the prompt's rows, and the path of the tree if there is one. proposed: what the drafter made of it.
+        show: called with the committed nodes before drafters are."""
         sequence, table = scheduled.sequence, scheduled.sequence.table
         table.commit(scheduled.prefill)
         if tree is None or verified is None:
@@ -241,7 +244,7 @@ class StepRunner:
         path = result.rows
         show(path)
         if self.drafter is not None and path:
-            self.drafter.committed(sequence, tree.proposed(path))
+            self.drafter.committed(sequence, proposed.path_of(result.emitted))
         return result
 
     @staticmethod

@@ -40,8 +40,7 @@ class DraftTree:
     accepted, as the drafter estimates it, 1 for the root; empty if it does not. sources: which drafter proposed each
     node, where several did, "" for the root. parts: what each of them proposed. grown: the number of levels drafted, if
     not all were worth their rows. passes: those that drafted a chain of which a part was looked up and checked; 0 for
-    others. forced: how many nodes a grammar added for free; origin: for each node its number in the proposed tree, -1
-    if it was not there; empty if the numbers are the same.
+    others. forced: how many nodes a grammar added for free.
     """
 
     tokens: list[int]
@@ -55,7 +54,6 @@ class DraftTree:
     grown: int = 0
     passes: int = 0
     forced: int = 0
-    origin: tuple[int, ...] = ()
 
     @property
     def is_chain(self) -> bool:
@@ -94,19 +92,18 @@ class DraftTree:
             return self
         return replace(self, tokens=[min(max(token, 0), vocab_size - 1) for token in self.tokens])
 
+    def path_of(self, emitted: Sequence[int]) -> list[int]:
+        """The nodes at which these tokens were sampled, one for each, from the root on; -1 from the first that was
+        sampled at no node of this tree."""
+        below = {pair: node for node, pair in enumerate(zip(self.parents, self.tokens, strict=True)) if node}
+        path = [0][: len(emitted)]
+        for token in emitted[:-1]:
+            path.append(below.get((path[-1], token), -1))
+        return path
+
     def accepted(self, coming: Sequence[int]) -> int:
         """How many drafted nodes are accepted if these tokens follow: the length of their path from the root."""
-        below = {pair: node for node, pair in enumerate(zip(self.parents, self.tokens, strict=True))}
-        node = 0
-        for depth, token in enumerate(coming):
-            if (node, token) not in below:
-                return depth
-            node = below[node, token]
-        return len(coming)
-
-    def proposed(self, path: list[int]) -> list[int]:
-        """A path in the node numbers of the proposed tree."""
-        return [self.origin[node] for node in path] if self.origin else path
+        return sum(node > 0 for node in self.path_of([*coming, 0]))
 
     @classmethod
     def build(
@@ -150,10 +147,9 @@ _UNKNOWN = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """numbers: for each merged tree, the node that each of its nodes became; -1 for one that was left out."""
+    """The result of a merge."""
 
     tree: DraftTree
-    numbers: list[list[int]]
 
 
 def merge(trees: Sequence[DraftTree], most: int = MAX_NODES, kept: Sequence[int] = ()) -> Merged:
@@ -165,62 +161,35 @@ def merge(trees: Sequence[DraftTree], most: int = MAX_NODES, kept: Sequence[int]
     if len(trees) == 1:
         most = min(most, kept[0])
         if len(trees[0]) <= most:
-            return Merged(trees[0], [list(range(len(trees[0])))])
+            return Merged(trees[0])
         if trees[0].is_chain:
-            return _shortened(trees[0], most)
-    union = _Union(trees[0].tokens[0])
-    numbers = [union.add(tree, count) for tree, count in zip(trees, kept, strict=True)]
-    order = union.best(min(most, MAX_NODES))
-    tree = DraftTree.build(
-        [union.nodes[node][0] for node in order],
-        [-1, *(order[union.nodes[node][1]] for node in list(order)[1:])],
+            return Merged(_shortened(trees[0], most))
+    nodes, all_chances, children = [(trees[0].tokens[0], -1, "")], [1.0], dict[tuple[int, int], int]()
+    for tree, count in zip(trees, kept, strict=True):
+        chances = tree.chances if len(tree.chances) == len(tree) else [_UNKNOWN**depth for depth in tree.depths]
+        sources, numbers = tree.sources or [tree.drafter] * len(tree), {0: 0}
+        for node in _likeliest(chances, count)[1:]:
+            below = numbers[tree.parents[node]], tree.tokens[node]
+            number = numbers[node] = children.setdefault(below, len(nodes))
+            if number == len(nodes):
+                nodes.append((tree.tokens[node], below[0], sources[node]))
+                all_chances.append(0.0)
+            all_chances[number] = max(all_chances[number], chances[node])
+    order = {node: number for number, node in enumerate(_likeliest(all_chances, min(most, MAX_NODES)))}
+    merged = DraftTree.build(
+        [nodes[node][0] for node in order],
+        [-1, *(order[nodes[node][1]] for node in list(order)[1:])],
         together(tree.drafter for tree in trees if len(tree) > 1),
-        tuple(union.chances[node] for node in order),
+        tuple(all_chances[node] for node in order),
     )
-    sources = tuple(union.nodes[node][2] for node in order)
     parts = tuple(part for tree in trees for part in tree.parts or (tree,))
-    return Merged(
-        replace(tree, sources=sources, parts=parts),
-        [[order.get(node, -1) for node in of_tree] for of_tree in numbers],
-    )
+    return Merged(replace(merged, sources=tuple(nodes[node][2] for node in order), parts=parts))
 
 
-def _shortened(chain: DraftTree, most: int) -> Merged:
+def _shortened(chain: DraftTree, most: int) -> DraftTree:
     """The first nodes of a chain."""
     shorter = chain.beginning(most, chain.chances[:most], chain.sources[:most])
-    numbers = [node if node < most else -1 for node in range(len(chain))]
-    return Merged(replace(shorter, parts=chain.parts or (chain,)), [numbers])
-
-
-class _Union:
-    """All nodes of all trees, in the order added: each one's token, parent and drafter."""
-
-    def __init__(self, root: int) -> None:
-        self.nodes: list[tuple[int, int, str]] = [(root, -1, "")]
-        self.chances = [1.0]
-        self._children: dict[tuple[int, int], int] = {}
-
-    def add(self, tree: DraftTree, count: int) -> list[int]:
-        """Add the likeliest nodes of a tree; returns the number that each of its nodes has here, -1 for none."""
-        tokens, parents, own = tree.tokens, tree.parents, [0]
-        chances = tree.chances if len(tree.chances) == len(tokens) else [_UNKNOWN**depth for depth in tree.depths]
-        sources, kept = tree.sources or [tree.drafter] * len(tokens), set(_likeliest(chances, count))
-        for node in range(1, len(tokens)):
-            if node not in kept:
-                own.append(-1)
-                continue
-            below = own[parents[node]], tokens[node]
-            number = self._children.setdefault(below, len(self.nodes))
-            if number == len(self.nodes):
-                self.nodes.append((tokens[node], below[0], sources[node]))
-                self.chances.append(0.0)
-            self.chances[number] = max(self.chances[number], chances[node])
-            own.append(number)
-        return own
-
-    def best(self, most: int) -> dict[int, int]:
-        """The likeliest nodes in their order, each with its index among them."""
-        return {node: number for number, node in enumerate(_likeliest(self.chances, most))}
+    return replace(shorter, parts=chain.parts or (chain,))
 
 
 def _likeliest(chances: Sequence[float], count: int) -> list[int]:

@@ -9,10 +9,11 @@ import torch
 
 from bench.gpu.device import Device
 from bench.stats import percentile
+from foresay.drafters.proposer import RootOnly
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.tree import TreeShape
 from foresay.verifier.graphs.buckets import widths
-from foresay.verifier.graphs.proposer import DeviceTree, Proposer, RootOnly, chain_columns
+from foresay.verifier.graphs.proposer import DeviceTree, Proposer, chain_columns
 from foresay.verifier.graphs.state import BatchSlot, StepState
 from foresay.verifier.graphs.step import SpeculativeStep
 from foresay.verifier.model_runner import ModelRunner
@@ -27,8 +28,7 @@ class RandomChain(RootOnly):
     def __init__(self, rows: int, device: torch.device) -> None:
         super().__init__(1, device)
         self.shape = TreeShape.chain(rows - 1) if rows > 1 else TreeShape()
-        self._columns = chain_columns(1, rows, device)
-        self._counts = torch.full((1,), rows, dtype=torch.int64, device=device)
+        self._columns, self._counts = chain_columns(1, rows, device), torch.full((1,), rows, device=device)
         self._drafts = torch.randint(5, KNOWN_TOKENS, (1, rows - 1)).to(device)
 
     def propose(self, state: StepState) -> DeviceTree:

@@ -15,11 +15,10 @@ from dataclasses import dataclass, replace
 from foresay.drafters.combined import CombinedDrafter, RoutedDrafter, configured, members_of, united
 from foresay.drafters.levels import TreeDrafter, rooms
 from foresay.drafters.prediction import PredictionDrafter
-from foresay.drafters.proposer import Drafts, by_plan, on_cpu, on_device
+from foresay.drafters.proposer import by_plan, on_cpu, on_device
 from foresay.server.engine.calibrate import ProfileRun
 from foresay.server.engine.drafters.registry import entry_of
 from foresay.server.engine.parameters import pinned
-from foresay.server.engine.recorded import recorded
 from foresay.server.settings.config import EngineConfig
 from foresay.spec.budget import CostModel
 from foresay.spec.budget.budget import Budget
@@ -29,13 +28,13 @@ from foresay.spec.protocols import Drafter
 from foresay.spec.scheduler import PREDICTED_LEVELS
 from foresay.spec.step import StepRunner
 from foresay.spec.tree import MAX_NODES, TreeShape
-from foresay.verifier.graphs.buckets import MakeProposers, buckets, chunks, mixed, passes, sizes, widths
-from foresay.verifier.graphs.buckets import pinned as pinned_proposers
+from foresay.verifier.graphs.buckets import MakeProposers, buckets, chunks, mixed, passes, recorded_steps, sizes, widths
 from foresay.verifier.graphs.capture import Capture, CudaGraphs, Eager
 from foresay.verifier.graphs.proposer import Proposer
 from foresay.verifier.graphs.runner import GraphStepRunner
 from foresay.verifier.graphs.step import SpeculativeStep
 from foresay.verifier.model_runner import ModelRunner
+from foresay.verifier.ops.eager import compiled
 
 #: Draft length if the shape is fixed and no length is given.
 DEFAULT_TOKENS = 4
@@ -158,13 +157,11 @@ def runner_of(
 
 def _proposers(verifier: ModelRunner, drafting: Drafting) -> MakeProposers | None:
     """The drafters in captured steps; None if the host is needed in between."""
-    budget, shape = drafting.budget, drafting.shape
-    known = _models(drafting)
+    budget, known = drafting.budget, _models(drafting)
     if known is None:
         return None
     if budget is None:
-        drafter = known[0][0] if known else None
-        return pinned_proposers(lambda size: proposer(drafter, shape, size, verifier), verifier.store.device)
+        return by_plan(known, False, verifier, drafting.shape)
     return by_plan(known, len(known) < len(budget.members), verifier, budget.pinned)
 
 
@@ -188,6 +185,26 @@ def record_steps(verifier: ModelRunner, drafting: Drafting) -> tuple[StepRunner,
     return recorded(verifier, drafting.drafter, proposers)
 
 
+def recorded(
+    verifier: ModelRunner, drafter: Drafter, proposers: Sequence[Proposer]
+) -> tuple[StepRunner, Iterator[None]]:
+    """The runner, and what records its steps, one after the other, each in a tenth of a second. Other steps, and those
+    not yet recorded, run in parts; so do all if there are no compiled kernels, or the target has recurrent layers,
+    whose paths a CPU replays between steps."""
+    steps: list[SpeculativeStep] = []
+    store = verifier.store
+    if not proposers or store.states is not None or not compiled(store.tensors[0]):
+        return StepRunner(verifier, drafter), iter(())
+
+    def record() -> Iterator[None]:
+        for step in recorded_steps(verifier, proposers):
+            steps.append(step)
+            yield
+
+    key = 1, store.pool.num_pages
+    return GraphStepRunner(verifier, drafter, {key: steps}, run_ahead=False), record()
+
+
 def _part(budget: Budget | None, step: SpeculativeStep) -> float:
     """Drafting's share of a step's time, as measured; 0 without a budget."""
     shape = step.proposer.shape
@@ -201,10 +218,3 @@ def _part(budget: Budget | None, step: SpeculativeStep) -> float:
 def capture_of(graphs: bool) -> Capture:
     """graphs: ``--no-graphs`` runs the same steps without capturing them."""
     return CudaGraphs() if graphs else Eager
-
-
-def proposer(drafter: TreeDrafter | None, shape: TreeShape, sequences: int, verifier: ModelRunner) -> Proposer | None:
-    """The proposer inside a captured step; None for steps without drafts."""
-    if drafter is None or not shape.levels:
-        return None
-    return Drafts(drafter, shape, sequences, verifier.vocab_size)

@@ -15,12 +15,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
+from typing import NamedTuple
 
 from foresay.spec.budget.chance import LEAST, Claims
-from foresay.spec.budget.cost import CostModel, DraftCosts
+from foresay.spec.budget.cost import CostModel, DraftCost, DraftCosts
 from foresay.spec.budget.guard import Guard
 from foresay.spec.budget.members import NOTHING, OPEN, RESTING, Found, Member, SequenceStats
-from foresay.spec.budget.pauses import DRAFTING, NOTHING_DRAFTED, Intervals
+from foresay.spec.budget.pauses import Turns
 from foresay.spec.budget.plan import NO_PLAN, Leader, Plan, Share, Why
 from foresay.spec.budget.weigh import CandidatePlan, Estimate, StepCosts
 from foresay.spec.names import NONE, PREDICTION
@@ -31,16 +32,38 @@ from foresay.spec.trace import SWITCHED_OFF, StepTrace
 from foresay.spec.tree import MAX_NODES, DraftTree, TreeShape
 from foresay.spec.wall import Wall
 
-#: The share of the time that may be lost by drafting with each model in vain.
-PROBING = 0.003
+#: The share of the time that may be lost in vain: by choosing, by looking up, and by trying each model.
+CHOOSING, LOOKING, TRYING = 0.003, 0.002, 0.003
+#: Drafts that may follow one in a text, besides as many as it has tokens already.
+_SOON = 16
+#: Drafts of each model before the priors of start-up are trusted.
+_FIRST_TRIES = 6
 #: A try that took longer than so many times its estimate was delayed by something else.
 _MOST_OVER = 4.0
-#: Drafts of each model before the priors of start-up are trusted, and how many of these in one text: texts differ.
-_FIRST_TRIES, _IN_A_TEXT = 8, 4
-#: A plan without drafts still holds if fewer than one in so many texts came or went.
-_ABOUT = 4
 #: What fails when a plan does, in words.
 _CHOICE = "the choice of drafts"
+
+
+class Standing(NamedTuple):
+    """What was weighed last, and is drafted until it is weighed again: for which texts, what their models could draft,
+    at which costs, the plans by worth, why the first one or a try was chosen, and each text's plan."""
+
+    texts: Sequence[str] = ()
+    estimates: Sequence[Estimate] = ()
+    costs: StepCosts = StepCosts((), {}, 0.0)
+    ways: Sequence[CandidatePlan] = ()
+    why: Why | None = None
+    plans: Mapping[str, Plan] = {}
+
+    def lasts(self, able: Sequence[SequenceState]) -> bool:
+        """Whether it still applies: to the same texts, which have room for it, or to no drafts for about as many."""
+        if self.why is None:
+            return False
+        if not self.why.ways[0].model:
+            return abs(len(able) - len(self.plans)) * 4 < len(self.plans)
+        return len(able) == len(self.plans) and all(
+            one.id in self.plans and self.plans[one.id].shape.levels <= one.most_levels for one in able
+        )
 
 
 class Budget(Observer):
@@ -67,25 +90,17 @@ class Budget(Observer):
         for member in members:
             member.costs = DraftCosts(member.cost, cost.pace)
         self._cases: dict[str, SequenceStats] = {}
-        self._weighing, self._looking = Intervals(), Intervals()
-        self._saved: dict[str, float] = {}  # seconds that each model may lose in a try
+        self._weighing, self._looking = Turns(CHOOSING), Turns(LOOKING)
+        self._standing = Standing()
+        self._running = set[str]()  # the texts last planned
         self._since = self._unread = 0  # steps since plans were weighed; tokens that the planned model catches up with
         self._beyond = 0.0  # what the rows of found nodes take in the planned step, relative to one without drafts
-        # As last weighed: the texts, their models' trees and chains, the costs, the plans by worth, and the best one.
-        self._able: list[str] = []
-        self._running = set[str]()  # the texts last planned
-        self._estimates: list[Estimate] = []
-        self._costs = StepCosts((), {}, 0.0)
-        self._ways: list[CandidatePlan] = []
-        self._standing: Why | None = None
-        self._plans: Mapping[str, Plan] = {}
 
     @property
     def shape(self) -> TreeShape:
         """About the largest shape that it plans."""
-        if self.pinned is not None:
-            return self.pinned
-        return TreeShape.chain(max(m.levels for m in self.members.values() if m.name != PREDICTION))
+        levels = max(member.levels for member in self.members.values() if member.name != PREDICTION)
+        return self.pinned or TreeShape.chain(levels)
 
     @property
     def choice(self) -> str:
@@ -113,43 +128,40 @@ class Budget(Observer):
             if case is not None and result.emitted and result.tree is not None:
                 case.learn(result, seconds)
                 right += result.accepted * any(share.tree or share.first for share in result.scheduled.plan.shares)
-        if self.why is not None and self.why.probe and not self.guard.now:
-            self._saved[self.why.ways[0].model] = 0.0
-            for case in self._cases.values():
-                case.explored += 1
-            self._weighing.begin()
+        if self.why is not None and self.why.ways[0].model and not self.guard.now:
+            self._drafted(self.why, sum(trace.seconds.values()) if alone else 0.0)
         if alone:
             self._timed(trace, [result.tree for result in results if result.tree is not None], right)
 
     def _measured(self, trace: StepTrace, results: Sequence[VerifyResult]) -> None:
-        """Tell the guard what this step came to, unless grammars forced tokens in it."""
-        tokens, why = 0, None
-        for result in results:
-            if result.forced or result.tree is None:
-                return
-            tokens += len(result.emitted)
-            if result.scheduled.plan.shares:
-                why = result.scheduled.plan.why
-        drafter = NONE if why is None else why.ways[0].model
-        self.guard.saw(drafter, len(results), tokens / len(results), trace.seconds, why is not None and why.probe)
+        """Pass to the guard what this step came to, unless grammars forced tokens in it."""
+        if any(result.forced or result.tree is None for result in results):
+            return
+        tokens = sum([len(result.emitted) for result in results]) / len(results)
+        whys = [result.scheduled.plan.why for result in results if result.scheduled.plan.shares]
+        drafter = NONE if not whys or whys[0] is None else whys[0].ways[0].model
+        tried = drafter != NONE and self.why is not None and self.why.probe
+        self.guard.saw(drafter, len(results), tokens, trace.seconds, tried)
+
+    def _drafted(self, why: Why, seconds: float) -> None:
+        """Count a model's draft. What a try took beyond its estimate is saved before the next one. seconds: of the
+        step; 0 if something else was in it."""
+        way, member = why.ways[0], self._models[why.ways[0].model]
+        member.tries += 1
+        if why.probe:
+            member.saved = -min(max(0.0, seconds - way.seconds), _MOST_OVER * way.seconds)
+            self._weighing.begin()
 
     def _timed(self, trace: StepTrace, trees: Sequence[DraftTree], right: int) -> None:
         """Correct a model's costs by the time that drafting took. right: found nodes that were accepted."""
-        total, why, chosen = sum(trace.seconds.values()), self.why, trace.seconds.get("plan", 0.0)
-        share = DRAFTING if not self._models or (why is not None and why.ways[0].model) else NOTHING_DRAFTED
+        total, chosen = sum(trace.seconds.values()), trace.seconds.get("plan", 0.0)
         if self._looking.now:
-            self._looking.took(chosen, total - chosen, right / len(trees) - self._beyond, share)
+            self._looking.took(chosen, total - chosen, right / len(trees) - self._beyond)
         if self._weighing.now:
-            self._weighing.took(chosen, total - chosen, 0.0, share)
-        if (
-            why is not None and why.probe and not self.guard.now
-        ):  # what it took beyond its estimate is saved before the next
-            over, expected = total - why.ways[0].seconds, why.ways[0].seconds
-            self._saved[why.ways[0].model] -= min(max(0.0, over), _MOST_OVER * expected)
+            self._weighing.took(chosen, total - chosen)
         seconds = trace.seconds.get("propose", 0.0)
         for name, member in self._models.items() if seconds else ():
             pairs = [(part, tree) for tree in trees for part in tree.parts or (tree,) if part.drafter == name]
-            member.tries += why is not None and why.ways[0].model == name
             if levels := max([part.levels for part, _ in pairs], default=0):
                 # Nodes that were not worth their rows were hardly rows of the draft either.
                 more = sum([min(len(part), len(tree)) - 1 for part, tree in pairs]) - levels + self._unread
@@ -168,8 +180,7 @@ class Budget(Observer):
         self._switch_off(f"{type(error).__name__}: {error}")
 
     def _switch_off(self, why: str) -> None:
-        self.failed = f"{SWITCHED_OFF}: {why}."
-        self.why = None
+        self.failed, self.why = f"{SWITCHED_OFF}: {why}.", None
         for member in self._models.values():
             member.idle = RESTING + 1
 
@@ -177,8 +188,9 @@ class Budget(Observer):
 
     def plan(self, sequences: Sequence[SequenceState]) -> list[Plan]:
         """What to draft for each of these sequences, all that decode in the next step."""
+        nothing = [NO_PLAN] * len(sequences)
         if self.failed:
-            return [NO_PLAN] * len(sequences)
+            return nothing
         if len(self.wall.off) > self._off:
             self._forget()
         for name in self.wall.off:
@@ -186,17 +198,17 @@ class Budget(Observer):
         self.leader.news, self.looks, self._since = "", False, self._since + 1
         if self.timed and self.pinned is None and self.guard.due():
             self._weighing.now = self._looking.now = False
-            return [NO_PLAN] * len(sequences)
+            return nothing
         planned = self.wall.ask(_CHOICE, self._choose, sequences)
         if planned is None:
             self._forget()
             if _CHOICE in self.wall.off:
                 self._switch_off("the log says more")
-        return planned or [NO_PLAN] * len(sequences)
+        return planned or nothing
 
     def _forget(self) -> None:
-        """Begin anew with all texts, without the drafters that are off."""
-        self._cases, self._able, self._standing, self.why = {}, [], None, None
+        """Begin again with all texts, without the drafters that are off."""
+        self._cases, self._standing, self.why = {}, Standing(), None
         self._off = len(self.wall.off)
 
     def _choose(self, sequences: Sequence[SequenceState]) -> list[Plan]:
@@ -205,16 +217,18 @@ class Budget(Observer):
         if not able:
             self.why, self._weighing.now, self._looking.now = None, False, False
             return [NO_PLAN] * len(sequences)
-        weighs, looks = self._weighing.due() or not self._lasts(able), self._looking.due()
-        looks = not self.timed or (bool(self._lookups) and (looks or any(one.prediction for one in able)))
-        if weighs or not self.timed:
-            self._weigh(able)
-        self._weighing.now, self._looking.now, self.looks = weighs, looks, weighs or looks
+        paused = self._standing.ways and self.guard.paused(self._standing.ways[0].model)
+        weighs = self._weighing.due() or not self.timed or paused or not self._standing.lasts(able)
+        looks = self._looking.due() or not self.timed or any(one.prediction for one in able)
+        self._weighing.now, self._looking.now = weighs, looks = bool(weighs), looks and bool(self._lookups)
+        self.looks = weighs or looks
+        if weighs:
+            self._standing = self._weigh(able)
         found = self._look(able) if looks else []
         if any(each.tree for each in found):
-            plans: Mapping[str, Plan] = self._beside(able, found)
+            self.why, plans = self._beside(able, found)
         else:
-            self.why, plans, self._beyond = self._standing, self._plans, 0.0
+            self.why, plans, self._beyond = self._standing.why, self._standing.plans, 0.0
         assert self.why is not None, "plans were weighed"
         if self.looks:
             self.leader.see(self.why)
@@ -224,41 +238,36 @@ class Budget(Observer):
             self._unread = sum([self._models[model].behind(sequence) for sequence in drafting])
         return planned
 
-    def _lasts(self, able: Sequence[SequenceState]) -> bool:
-        """Whether the standing plan still applies: drafts to the same sequences, which have room for them."""
-        why, plans = self._standing, self._plans
-        if why is None or self.guard.paused(why.ways[0].model):
-            return False
-        if not why.ways[0].model:
-            return _ABOUT * abs(len(able) - len(plans)) < len(plans)
-        pairs = [(plans.get(sequence.id), sequence) for sequence in able]
-        return len(able) == len(plans) and all(
-            plan is not None and plan.shape.levels <= sequence.most_levels for plan, sequence in pairs
-        )
-
     def _case(self, sequence: SequenceState) -> SequenceStats:
         if sequence.id not in self._cases:
             standing = [member for name, member in self.members.items() if name not in self.wall.off]
             self._cases[sequence.id] = SequenceStats.begun(sequence, standing)
         return self._cases[sequence.id]
 
-    def _weigh(self, able: Sequence[SequenceState]) -> None:
+    def _weigh(self, able: Sequence[SequenceState]) -> Standing:
         """Weigh what models could draft. Uncertain costs are taken at their optimistic end."""
-        cases, names = [self._case(s) for s in able], list(self._models)
+        cases = [self._case(sequence) for sequence in able]
         context, rows = sum([len(s.tokens) for s in able]), min(len(able), 4) * MAX_NODES
         seconds = self.cost.table(context, rows, self.timed)
-        drafts = {name: self._models[name].costs.now(self.timed) for name in names}
-        pace = sum([case.pace(seconds[len(able)]) for case in cases])
-        checks = [name for name in names if self._models[name].checks]
-        self._costs = costs = StepCosts(seconds, drafts, pace if self.pinned is None else 0.0, checks)
-        self._able = [s.id for s in able]
-        self._estimates = [case.estimate(sequence) for case, sequence in zip(cases, able, strict=True)]
-        self._ways = ways = self._sorted(costs.alone(self._estimates))
-        chosen = self._explored(ways, cases, pace)
+        drafts = {name: self._cost(member, able) for name, member in self._models.items()}
+        pace = sum([case.pace(seconds[len(able)]) for case in cases]) if self.pinned is None else 0.0
+        checks = [name for name, member in self._models.items() if member.checks]
+        costs = StepCosts(seconds, drafts, pace, checks)
+        estimates = [case.estimate(sequence) for case, sequence in zip(cases, able, strict=True)]
+        ways = self._sorted(costs.alone(estimates))
+        chosen = self._tried(ways, able)
         for name, member in self._models.items():
             member.idle = 0 if name == ways[0].model else member.idle + self._since
         self._since = 0
-        self._standing, self._plans = self._plans_of(able, chosen, ways, [NOTHING] * len(able))
+        why, plans = self._plans_of(able, costs, chosen, ways, [NOTHING] * len(able))
+        return Standing([s.id for s in able], estimates, costs, ways, why, plans)
+
+    def _cost(self, member: Member, able: Sequence[SequenceState]) -> DraftCost:
+        """Of one draft. What it has to catch up with is shared out among the drafts that may follow: a text goes on for
+        about as long as it went on so far."""
+        cost = member.costs.now(self.timed)
+        unread = sum([member.behind(s) / min(_SOON + s.output_length, s.limit - len(s.tokens)) for s in able])
+        return replace(cost, start=cost.start + cost.token * unread)
 
     def _sorted(self, ways: Sequence[CandidatePlan]) -> list[CandidatePlan]:
         """Those that are possible, by their worth. With a pinned shape, whatever drafts it comes first."""
@@ -268,19 +277,18 @@ class Budget(Observer):
         ways = [way for way in ways if not (way.model and any(way.found)) and not any(way.first)]
         return sorted(ways, key=lambda way: (way.nodes > 0, way.tokens / way.seconds), reverse=True)
 
-    def _explored(self, ways: Sequence[CandidatePlan], cases: Sequence[SequenceStats], pace: float) -> CandidatePlan:
-        """The best plan, or one to try instead: a model's first ones, and later as many as may be lost in vain. What a
-        try loses is saved beforehand, so the dearer it is, the rarer. pace: tokens a second."""
+    def _tried(self, ways: Sequence[CandidatePlan], able: Sequence[SequenceState]) -> CandidatePlan:
+        """The best plan, or a model's to be tried instead: its first ones, and later as many as may be lost in vain.
+        What a try loses is saved beforehand, so the dearer it is, the rarer."""
         best = ways[0]
-        if self.timed and all(case.explored < _IN_A_TEXT for case in cases):
-            for way in ways:
-                if way.model and self._models[way.model].tries < _FIRST_TRIES:
+        for way in ways[1:]:
+            if way.model and way.model != best.model:
+                member = self._models[way.model]
+                member.saved += TRYING * best.seconds * self._since
+                lost = max(way.seconds - best.seconds, (best.worth - way.worth) * best.seconds / best.tokens)
+                lost += member.costs.now().token * sum([member.behind(sequence) for sequence in able])
+                if self.timed * _FIRST_TRIES > member.tries or member.saved >= lost:
                     return way
-        others = {way.model: way for way in reversed(ways[1:]) if way.model and way.chain == best.chain}
-        for model, way in others.items():
-            self._saved[model] = self._saved.get(model, 0.0) + PROBING * best.seconds * self._since
-            if self._saved[model] >= max(way.seconds - best.seconds, (best.worth - way.worth) / pace):
-                return way
         return best
 
     def _look(self, able: Sequence[SequenceState]) -> list[Found]:
@@ -297,20 +305,21 @@ class Budget(Observer):
             case.found, case.length = Found.of(chains) if chains else NOTHING, len(sequence.tokens)
         return [case.found for case in cases]
 
-    def _beside(self, able: Sequence[SequenceState], found: Sequence[Found]) -> Mapping[str, Plan]:
+    def _beside(self, able: Sequence[SequenceState], found: Sequence[Found]) -> tuple[Why, Mapping[str, Plan]]:
         """Weigh what was found beside what models could draft."""
-        if self._able != [sequence.id for sequence in able]:
-            self._weigh(able)
-        chances = [each.chances if self.pinned is None else each.chances[: self.pinned.nodes - 1] for each in found]
-        ways = self._sorted([*self._ways, *self._costs.beside(self._estimates, chances, [one.left for one in found])])
-        seconds, chosen = self._costs.seconds, ways[0]
-        self._beyond = seconds[len(able) + sum(chosen.found)] / seconds[len(able)] - 1.0
-        self.why, plans = self._plans_of(able, chosen, ways, found)
-        return plans
+        if self._standing.texts != [sequence.id for sequence in able]:
+            self._standing = self._weigh(able)
+        standing, most = self._standing, None if self.pinned is None else self.pinned.nodes - 1
+        chances = [each.chances[:most] for each in found]
+        beside = standing.costs.beside(standing.estimates, chances, [one.left for one in found])
+        ways, seconds = self._sorted([*standing.ways, *beside]), standing.costs.seconds
+        self._beyond = seconds[len(able) + sum(ways[0].found)] / seconds[len(able)] - 1.0
+        return self._plans_of(able, standing.costs, ways[0], ways, found)
 
     def _plans_of(
         self,
         able: Sequence[SequenceState],
+        costs: StepCosts,
         chosen: CandidatePlan,
         ways: Sequence[CandidatePlan],
         found: Sequence[Found],
@@ -319,10 +328,14 @@ class Budget(Observer):
         others = {way.kind: way for way in reversed(ways) if way.kind != chosen.kind}  # the best of each kind
         looked = tuple(dict.fromkeys([name for each in found for name in each.names]))
         why = Why((chosen, *reversed(others.values())), looked, chosen is not ways[0])
-        plans = [Plan.of(self._shares(chosen, *one), why) for one in zip(range(len(able)), able, found, strict=True)]
-        return why, dict(zip([sequence.id for sequence in able], plans, strict=True))
+        plans = {}
+        for index, (sequence, one) in enumerate(zip(able, found, strict=True)):
+            plans[sequence.id] = Plan.of(self._shares(costs, chosen, index, sequence, one), why)
+        return why, plans
 
-    def _shares(self, way: CandidatePlan, index: int, sequence: SequenceState, found: Found) -> list[Share]:
+    def _shares(
+        self, costs: StepCosts, way: CandidatePlan, index: int, sequence: SequenceState, found: Found
+    ) -> list[Share]:
         """A sequence's share of the chosen plan."""
         shares, levels = [], way.trees[index].levels if way.trees else 0.0
         if way.found[index]:
@@ -333,8 +346,8 @@ class Budget(Observer):
             if self.pinned is None and not way.chain:
                 # Next to others a node is emitted less often than its chance, so time is worth as much more for these.
                 shape = OPEN.limited(self._models[way.model].levels)
-                pace = self._costs.pace / max(LEAST, found.left)
-                shape = replace(shape, price=self._costs.price(way, index, pace, shape.nodes))
+                pace = costs.pace / max(LEAST, found.left)
+                shape = replace(shape, price=costs.price(way, index, pace, shape.nodes))
             shape = shape.limited(sequence.most_levels)
             checked = min(way.first[index], shape.levels) if way.first else 0  # pages are reserved for the shape
             shares.append(Share(way.model, shape, first=found.best(checked) if checked else None))

@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
+from foresay.spec.sampling import KINDS
 from foresay.spec.tree import DraftTree
 
 #: Claims that nothing was learnt from count as so many outcomes as expected: of one text, and of many.
@@ -124,21 +125,22 @@ class Claims:
 
 
 class Salts:
-    """The counts that new texts start with: those of all salts, and those of each of the salts used last. Salts are
-    stored as hashes that only this process can compute, and of texts only how accurate claims were. many, text: the
-    outcomes that counts of many texts, and of one, begin with."""
+    """The counts that new texts start with, apart for each way of sampling: those of all salts, and those of each of
+    the salts used last. Salts are stored as hashes that only this process can compute, and of texts only how accurate
+    claims were. many, text: the outcomes that counts of many texts, and of one, begin with."""
 
     def __init__(self, many: float = MANY, text: float = TEXT) -> None:
-        self._many, self._text, self._all = many, text, Outcomes(many, MANY_KEPT)
+        self._many, self._text = many, text
+        self._all = [Outcomes(many, MANY_KEPT) for _ in range(KINDS)]
         self._of: OrderedDict[int, Outcomes] = OrderedDict()
 
-    def claims(self, salt: str) -> Claims:
+    def claims(self, salt: str, kind: int) -> Claims:
         """Claims for a new text."""
-        of_salt = self._of.pop(hash(salt), None) or Outcomes(self._many, MANY_KEPT)
-        self._of[hash(salt)] = of_salt
+        of_salt = self._of.pop(hash((salt, kind)), None) or Outcomes(self._many, MANY_KEPT)
+        self._of[hash((salt, kind))] = of_salt
         if len(self._of) > _SALTS:
             self._of.popitem(last=False)
-        return Claims((self._all, of_salt, Outcomes(self._text)))
+        return Claims((self._all[kind], of_salt, Outcomes(self._text)))
 
 
 def claimed(chain: DraftTree) -> list[float]:

@@ -32,7 +32,7 @@ RESTING = 100
 #: first ones does not make a model rest; and the weight of a new tree later.
 GUESS, _FIRST, _TREES, _MOVED = ExpectedTree(1.0, 4.0, 2.0), 0.55, 4, 0.02
 #: As how many outcomes a model's claims count over many texts, for which it is calibrated, and in one: texts differ.
-_CALIBRATED = 128.0, 20.0
+_CALIBRATED = 128.0, 8.0
 #: How much of a step's weight in a text's pace remains after one more step: the last ten count most, or one lucky step
 #: would set it; and how many steps it begins with.
 _PACE_KEPT, _BEGUN = 0.9, 4.0
@@ -44,7 +44,7 @@ _NEXT_TO_HITS = 0.65
 class Member:
     """One drafter. levels: the most it drafts. cost: as measured; costs: as learnt. salts: the accuracy of its claims.
     brings: the recent average of its trees, first: of their first level's chance. idle: steps since it was best. tries:
-    how often it was asked."""
+    how often it was asked. saved: seconds that it may lose in a try."""
 
     drafter: Drafter
     looks: bool
@@ -54,6 +54,7 @@ class Member:
     first: float = _FIRST
     idle: int = 0
     tries: int = 0
+    saved: float = 0.0
     costs: DraftCosts = field(init=False)
     salts: Salts = field(init=False)
     _trees: int = _TREES
@@ -199,14 +200,12 @@ NOTHING = Found()
 @dataclass(slots=True, eq=False)
 class SequenceStats:
     """One text. members: its possible drafters, by name; claims: of each. found: what was looked up last; length: of
-    the text then, until it is learnt from. explored: how often models were only explored. came, spent: tokens and
-    seconds of the last steps."""
+    the text then, until it is learnt from. came, spent: tokens and seconds of the last steps."""
 
     members: Mapping[str, Member]
     claims: Mapping[str, Claims]
     found: Found = NOTHING
     length: int = -1
-    explored: int = 0
     came: float = 0.0
     spent: float = 0.0
 
@@ -218,7 +217,10 @@ class SequenceStats:
             for member in members
             if (sequence.prediction if member.name == PREDICTION else sequence.draft_method in ("", member.name))
         }
-        return cls(allowed, {name: member.salts.claims(sequence.salt) for name, member in allowed.items()})
+        return cls(
+            allowed,
+            {name: member.salts.claims(sequence.salt, sequence.sampling.kind) for name, member in allowed.items()},
+        )
 
     def pace(self, plain: float) -> float:
         """Recent tokens a second; at least one per step that takes ``plain``, as without drafts. It also starts there,

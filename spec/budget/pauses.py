@@ -2,41 +2,38 @@
 
 from __future__ import annotations
 
-#: The share of the time that it may take where models draft, and where nothing is drafted.
-DRAFTING, NOTHING_DRAFTED = 0.005, 0.002
-#: How far one time moves the average of what it takes, and a shorter one: the first is slow. Times in vain in a row
-#: that have no effect where it pays on average.
-_MOVED, _SHORTER, _SPARED = 1 / 16, 1 / 4, 4
+#: How far one time moves the average of what it takes, a shorter one (the first is slow), and of what it brings.
+_MOVED, _SHORTER = 1 / 16, 1 / 4
+#: By how much the wait for the next time grows, and the first of them.
+_GROWN, _FIRST = 2.0, 0.5
 
 
-class Intervals:
-    """The steps in which it is done. After it brought less than it took, the wait for the next time doubles, up to the
-    share of the time that it may take; where it pays on average there is none, and with another text it begins again.
+class Turns:
+    """The steps in which it is done: where it brings more than it takes, all; else ever fewer, until it takes ``share``
+    of the time. With another text it begins again.
 
     now: whether it is done in the step that is planned. part: the time it takes, over that of a step's rest.
     """
 
-    def __init__(self) -> None:
-        self.now, self.part = True, 0.0
-        self._brought = 0.0
-        self._wait = self._left = self._vain = 0
+    def __init__(self, share: float) -> None:
+        self.now, self.part, self._share = True, 0.0, share
+        self._wait = self._left = self._brings = 0.0
 
     def due(self) -> bool:
         """Whether to do it in the step that is planned."""
-        self.now, self._left = self._left <= 0, self._left - 1
+        self._left -= 1.0
+        self.now = self._left < 0.0 or self._brings > self.part
         return self.now
 
-    def took(self, seconds: float, rest: float, brought: float, share: float) -> None:
+    def took(self, seconds: float, rest: float, brought: float = 0.0) -> None:
         """Learn from a step in which it was done. seconds, rest: that it took, and all else. brought: the steps that it
-        spared. share: of the time that it may take."""
+        spared."""
         part = seconds / max(rest, 1e-9)
         self.part = self.part or part
         self.part += (_MOVED if part > self.part else _SHORTER) * (part - self.part)
-        self._brought += _MOVED * (brought - self._brought)
-        self._vain = 0 if brought > self.part else self._vain + 1
-        waits = self._vain > (0 if self._brought <= self.part else _SPARED)
-        self._left = self._wait = min(2 * self._wait + 1, int(self.part / share)) if waits else 0
+        self._brings += _MOVED * (brought - self._brings)
+        self._left = self._wait = min(_GROWN * self._wait + _FIRST, self.part / self._share)
 
     def begin(self) -> None:
-        """Do it in the next step."""
-        self._left = self._wait = self._vain = 0
+        """Do it in the next step, and soon again."""
+        self._left = self._wait = 0.0

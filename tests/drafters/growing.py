@@ -9,7 +9,7 @@ from torch import Tensor
 
 from foresay.drafters.calibration import Calibration, Curves, WrittenBars
 from foresay.drafters.growth import Growth, GrowthPlan
-from foresay.drafters.tree_builder import TreeBuilder
+from foresay.drafters.tree_builder import TreeBuilder, bars_of
 from foresay.kvpaging import PagePool, PageTable
 from foresay.spec.sample import Noise
 from foresay.spec.sampling import SamplingParams
@@ -52,7 +52,7 @@ def grown(
     bars = None
     if shape.price is not None:
         bars = WrittenBars(1, shape.levels, _CPU)
-        bars.write([tree.bars])
+        bars.write([bars_of(shape, shape.levels, calibration, tree.kind)])
     growth = Growth(plan, state, None, curves, bars)
     while not tree.over:
         growth.grow(logits_of(tree))

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from foresay.drafters.calibration import GROUPS, KINDS, REFRESH, Calibration, Curves, kind_of
-from foresay.spec.sampling import SamplingParams
+from foresay.drafters.calibration import GROUPS, REFRESH, Calibration, Curves
+from foresay.spec.sampling import KINDS, SamplingParams
 from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.records import Above
 from foresay.verifier.ops.sample import keep_children
@@ -147,4 +147,4 @@ def test_curves_are_made_anew_now_and_then_and_later_only_some_steps_are_learnt_
 
 
 def test_ways_of_drawing() -> None:
-    assert [kind_of(SamplingParams(temperature=t)) for t in (0.0, 0.2, 0.75, 0.8, 1.5)] == [0, 1, 1, 2, 2]
+    assert [SamplingParams(temperature=t).kind for t in (0.0, 0.2, 0.75, 0.8, 1.5)] == [0, 1, 1, 2, 2]

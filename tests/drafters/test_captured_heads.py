@@ -9,13 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from foresay.drafters.calibration import kind_of
-from foresay.drafters.proposer import Drafts
+from foresay.drafters.proposer import Drafts, RootOnly
 from foresay.kvpaging import PagePool, PageTable
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import ROOT_ONLY, TreeShape
-from foresay.verifier.graphs.proposer import RootOnly
 from tests.combinations import alternating
 from tests.drafters.worlds import Captured, World
 from tests.same_tokens.heads import head_drafter, target_of
@@ -72,7 +70,7 @@ def test_chains_are_the_eager_ones(worlds, kind, capacity) -> None:
     assert steps.join()
     compare(eager, steps, CHAIN, 12, random.Random(capacity))
     assert eager.sequences[0].table.length > 32, "crosses two pages"
-    learnt = [[world.drafter.calibration.first(kind_of(s.sampling), depth) for depth in range(4)]
+    learnt = [[world.drafter.calibration.first(s.sampling.kind, depth) for depth in range(4)]
               for world in (eager, other) for s in world.sequences[:1]]  # fmt: skip
     assert learnt[0] == learnt[1] != [pytest.approx(0.55)] * 4
 
@@ -126,7 +124,7 @@ def test_plain_steps_keep_up_with_the_text(worlds, kind) -> None:
     """Also if the first captured step of these slots is a plain one."""
     eager, other = worlds(kind, "chain", [18, 25])
     steps = captured(other, CHAIN, 2)
-    plain = Captured(other, RootOnly(2, "cpu", steps.proposer), 2)
+    plain = Captured(other, RootOnly(2, "cpu", [other.drafter]), 2)
     for _ in range(2):
         assert plain.join()
         compare(eager, plain, ROOT_ONLY, 7, random.Random(1))

@@ -57,10 +57,10 @@ LOOKED = DraftTree.chain([7, 3, 5], "looked", (1.0, 0.6, 0.5))
 MODEL = DraftTree.build([7, 4, 3, 6, 5], [-1, 0, 0, 2, 2], "model", (1.0, 0.3, 0.5, 0.4, 0.05))
 
 
-def sequence() -> SequenceState:
+def sequence(*emitted: int) -> SequenceState:
     return SequenceState(
         id="s",
-        tokens=[1, 7],
+        tokens=[1, 7, *emitted],
         prompt_length=1,
         sampling=SamplingParams(),
         table=PageTable(PagePool(4)),
@@ -96,11 +96,11 @@ def test_one_tree_and_each_gets_its_own_part_of_the_path() -> None:
     assert tree.tokens == [7, 3, 5, 4, 6]
     assert tree.sources == ("", "looked", "looked", "model", "model")
     assert parrots["model"].shapes == [TreeShape((2, 2))]
-    combined.committed(sequence(), [0, 1, 4])  # 3, then 6: both know 3, the model alone 6
+    combined.committed(sequence(3, 6, 9), [0, 1, 4])  # both know 3, the model alone 6
     assert parrots["looked"].paths == [[0, 1, -1]]
     assert parrots["model"].paths == [[0, 2, 3]]
     assert parrots["other"].paths == [[0, -1, -1]]
-    combined.committed(sequence(), [0])
+    combined.committed(sequence(8), [0])
     assert [parrot.paths[-1] for parrot in parrots.values()] == [[0]] * 3
     assert not parrots["other"].shapes
 
@@ -112,8 +112,9 @@ def test_nodes_of_a_model_that_are_not_worth_their_rows_are_cut_off(row: float, 
     (tree,) = combined.draft([sequence()], [mixed(row)])
     assert tree.tokens == tokens
     assert [len(part) for part in tree.parts] == [3, 5], "of what is cut off it is still known that it was drafted"
-    combined.committed(sequence(), [0, 1, tokens.index(6) if 6 in tokens else -1])
-    assert parrots["model"].paths == [[0, 2, 3 if 6 in tokens else -1]]
+    emitted = 6 if 6 in tokens else 5
+    combined.committed(sequence(3, emitted, 9), [0, 1, tokens.index(emitted)])
+    assert parrots["model"].paths == [[0, 2, MODEL.tokens.index(emitted)]], "it has the row, whoever's node it was"
 
 
 def test_a_prompt_is_shown_to_all_but_models_at_rest() -> None:
@@ -155,7 +156,7 @@ def test_what_is_cut_off_a_chain_is_still_known_to_have_been_drafted() -> None:
     (tree,) = combined.draft([sequence()], [Plan.of([Share("model", shape)])])
     assert (tree.tokens, tree.is_chain, tree.drafter) == ([7, 3, 6], True, "model")
     assert [len(part) for part in tree.parts] == [4]
-    combined.committed(sequence(), [0, 1, 2])
+    combined.committed(sequence(3, 6, 1), [0, 1, 2])
     assert parrots["model"].paths == [[0, 1, 2]]
 
 

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from foresay.drafters.calibration import Calibration
 from foresay.drafters.cut import Candidates, Cut, cut, joined
+from foresay.drafters.tree_builder import TreeBuilder
 from foresay.spec.price import Price
-from foresay.spec.tree import DraftTree
+from foresay.spec.tree import DraftTree, TreeShape, merge
 from foresay.verifier.forward_batch import signed
 from foresay.verifier.graphs.proposer import DeviceTree
-from tests.spec.trees import random_tree
+from tests.drafters.growing import sequence
+from tests.spec.trees import paths, random_tree
 
 
-def by_hand(
-    root: int, tokens: list[int], parents: list[int], scores: list[float], most: int, price: Price | None
+def on_host(
+    root: int, tokens: list[int], parents: list[int], scores: list[float], nodes: int, price: Price | None
 ) -> tuple[DraftTree, list[int]]:
-    """As the host cuts a tree."""
-    ranked = sorted((n for n, score in enumerate(scores) if score > -math.inf), key=lambda n: -scores[n])[:most]
-    if price is not None:
-        ranked = ranked[: price.keeps(np.exp([scores[n] for n in ranked]).tolist())]
-    kept = [0, *sorted(1 + n for n in ranked)]
-    number = {node: index for index, node in enumerate(kept)} | {-1: -1}
-    above = [-1, *parents]
-    return DraftTree.build([[root, *tokens][node] for node in kept], [number[above[node]] for node in kept]), kept
+    """As the host cuts a tree, and the candidates that are its nodes."""
+    shape, columns = replace(TreeShape((nodes - 1,)), price=price), ([root, *tokens], [-1, *parents], [0.0, *scores])
+    built = TreeBuilder(sequence([root]), shape, Calibration(), None, *columns)
+    return built.tree(""), built.kept
 
 
 @pytest.mark.parametrize("priced", [False, True])
@@ -56,7 +56,7 @@ def test_trees_are_those_of_the_host(count: int, nodes: int, priced: bool) -> No
         prices = torch.tensor(steps, dtype=torch.float32).expand(sequences, -1) if priced else None
         made = cut(found, nodes, prices)
         for index in range(sequences):
-            tree, kept = by_hand(index + 7, tokens[index], parents, scores[index], nodes - 1, price)
+            tree, kept = on_host(index + 7, tokens[index], parents, scores[index], nodes, price)
             size = len(tree)
             assert made.tree.counts[index] == size
             assert made.tree.tokens[index, :size].tolist() == [max(token, 0) for token in tree.tokens]
@@ -75,32 +75,22 @@ def of_tree(rng: random.Random, parents: list[int]) -> list[float]:
     return scores[1:]
 
 
-def paths(tokens: list[int], parents: list[int]) -> list[tuple[int, ...]]:
-    """Of each node, the tokens below the root."""
-    found: list[tuple[int, ...]] = [()]
-    for token, parent in zip(tokens[1:], parents[1:], strict=True):
-        found.append((*found[parent], token))
-    return found
-
-
-def test_found_nodes_and_those_of_a_tree_are_joined() -> None:
+def test_found_nodes_and_those_of_a_tree_are_joined_as_the_host_merges_them() -> None:
     rng, shared = random.Random(3), 0
     for _ in range(20):
-        pairs = [(random_tree(rng, rng.randint(1, 9), 3), random_tree(rng, rng.randint(1, 12), 3)) for _ in range(3)]
+        pairs = [tuple(random_tree(rng, rng.randint(1, most), 3, root=1) for most in (9, 12)) for _ in range(3)]
         found, tree = (padded([pair[which] for pair in pairs], width) for which, width in ((0, 9), (1, 12)))
         rows = torch.arange(12).expand(3, -1)
-        made = joined(found, Cut(tree, rows, rows[:, 1:]), 11)
+        made, rows_of = joined(found, Cut(tree, rows, rows[:, 1:]), 11)
         for index, (theirs, ours) in enumerate(pairs):
-            size = int(made.tree.counts[index])
-            tokens, parents = (each[index, :size].tolist() for each in (made.tree.tokens, made.tree.parents))
-            first, second = (paths(each.tokens, each.parents) for each in (theirs, ours))
-            whole, both = paths(tokens, parents), DraftTree.build(tokens, parents)
-            assert whole[: len(theirs)] == first and set(whole) == {*first, *second} and len(set(whole)) == size
-            assert [whole[number] for number in made.numbers[index, : len(ours)].tolist()] == second
-            assert (made.numbers[index, len(ours) :] == 20).all()
-            assert made.tree.ancestors[index, :size].tolist() == signed(both.ancestors).tolist()
-            assert made.tree.depths[index, :size].tolist() == both.depths
-            assert made.rows[index, :size].tolist() == [second.index(each) if each in second else -1 for each in whole]
+            size, both = int(made.counts[index]), merge([theirs, ours]).tree
+            assert made.tokens[index, :size].tolist() == both.tokens
+            assert made.parents[index, :size].tolist() == both.parents
+            assert made.ancestors[index, :size].tolist() == signed(both.ancestors).tolist()
+            assert made.depths[index, :size].tolist() == both.depths
+            second = paths(ours)
+            own = [second.index(each) if each in second else -1 for each in paths(both)]
+            assert rows_of[index, :size].tolist() == own
             shared += len(theirs) + len(ours) - 1 - size
     assert shared > 10
 

@@ -49,7 +49,8 @@ class Compared(Witness):
         for result in results:
             if (tree := self.grown.pop(result.scheduled.sequence.id, None)) is not None:
                 nodes_of = {candidate: node for node, candidate in enumerate(tree.kept)}
-                for expanded, children, _ in tree.looked:
+                chain = [([node], [[token]], None) for node, token in enumerate(tree.tokens[1:])]
+                for expanded, children, _ in chain if tree.shape.is_chain else tree.looked:
                     nodes = [(nodes_of[each], row) for row, each in enumerate(expanded) if each in nodes_of]
                     assert [children[row][0] for _, row in nodes] == [result.sampled[node] for node, _ in nodes]
                     self.compared += len(nodes)

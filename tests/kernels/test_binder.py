@@ -21,10 +21,10 @@ from bench.gpu.drafting import Ground, RandomChain
 from bench.made import BUNDLED, paged, random_dflash, random_eagle
 from foresay.drafters.eagle import EagleDrafter
 from foresay.drafters.parallel import DFlashDrafter
-from foresay.drafters.proposer import Drafts
+from foresay.drafters.proposer import Drafts, RootOnly
 from foresay.kvpaging import PagePool
 from foresay.spec.tree import TreeShape
-from foresay.verifier.graphs.proposer import Proposer, RootOnly
+from foresay.verifier.graphs.proposer import Proposer
 from foresay.verifier.graphs.staging import Column, Staged
 from foresay.verifier.graphs.step import SpeculativeStep
 from foresay.verifier.heads.config import HeadConfig

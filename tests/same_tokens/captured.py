@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from foresay.drafters.draft_model import DraftModelDrafter
 from foresay.drafters.levels import TreeDrafter
-from foresay.drafters.proposer import Drafts
+from foresay.drafters.proposer import by_plan
 from foresay.kvpaging import PagePool, PrefixIndex
 from foresay.spec.budget import CostModel
 from foresay.spec.engine import Engine
@@ -14,7 +14,7 @@ from foresay.spec.protocols import Drafter
 from foresay.spec.scheduler import Scheduler
 from foresay.spec.step import StepRunner
 from foresay.spec.tree import TreeShape
-from foresay.verifier.graphs.buckets import buckets, pinned, sizes, widths
+from foresay.verifier.graphs.buckets import buckets, sizes, widths
 from foresay.verifier.graphs.capture import Capture, recorded
 from foresay.verifier.graphs.proposer import Proposer
 from foresay.verifier.graphs.runner import GraphStepRunner
@@ -56,16 +56,14 @@ def captured_engine(
     index = PrefixIndex(pool) if prefix else None
     info = info_of(pair.target, pool, max_seqs, shape)
 
-    def proposer(size: int) -> Proposer | None:
-        if proposing is None or not shape.levels:
-            return None
-        assert isinstance(proposing, TreeDrafter), "others draft on the host"
-        return wrap(Drafts(proposing, shape, size, verifier.vocab_size))
+    models = [(proposing, shape.levels)] if shape.levels and isinstance(proposing, TreeDrafter) else []
+    make, longest = by_plan(models, False, verifier, shape), info.max_model_len + 2 * shape.nodes + 1
 
-    longest = info.max_model_len + 2 * shape.nodes + 1
-    made = buckets(
-        verifier, pinned(proposer, verifier.store.device), capture, (sizes(max_seqs), widths(longest, page_size))
-    )
+    def wrapped(size: int) -> list[Proposer]:
+        plain, *others = make(size)
+        return [plain, *map(wrap, others)]
+
+    made = buckets(verifier, wrapped, capture, (sizes(max_seqs), widths(longest, page_size)))
     return Engine(
         info=info,
         pool=pool,

@@ -25,7 +25,7 @@ def test_the_odds_of_claims_are_corrected_by_those_of_what_came() -> None:
 
 
 def test_the_more_is_known_the_less_it_moves() -> None:
-    claims = Salts().claims("")
+    claims = Salts().claims("", 0)
     moves: list[float] = []
     for _ in range(100):
         before = claims.chance(0.5)
@@ -37,7 +37,7 @@ def test_the_more_is_known_the_less_it_moves() -> None:
 
 
 def test_a_text_that_changes_is_noticed_however_long_it_was() -> None:
-    claims = Salts().claims("")
+    claims = Salts().claims("", 0)
     for _ in range(2000):
         claims.saw(0.5, True)
     for _ in range(60):
@@ -46,7 +46,7 @@ def test_a_text_that_changes_is_noticed_however_long_it_was() -> None:
 
 
 def test_where_a_text_is_copied_low_claims_are_believed_after_a_few_tokens() -> None:
-    claims = Salts().claims("")
+    claims = Salts().claims("", 0)
     for claim in (0.3, 0.4, 0.5, 0.6):
         claims.saw(claim, True)
     assert claims.chance(0.3) > 0.5
@@ -55,20 +55,20 @@ def test_where_a_text_is_copied_low_claims_are_believed_after_a_few_tokens() -> 
 def test_a_new_sequence_begins_where_its_salt_is() -> None:
     salts = Salts()
     for salt, hit in (("a", False), ("b", True)) * 10:
-        one = salts.claims(salt)
+        one = salts.claims(salt, 0)
         for _ in range(30):
             one.saw(0.8, hit)
-    assert salts.claims("a").chance(0.8) < 0.4
-    assert salts.claims("b").chance(0.8) > 0.9
+    assert salts.claims("a", 0).chance(0.8) < 0.4
+    assert salts.claims("b", 0).chance(0.8) > 0.9
 
 
 def test_a_new_salt_begins_where_all_are_and_soon_goes_its_own_way() -> None:
     salts = Salts()
     for salt in range(10):
-        one = salts.claims(str(salt))
+        one = salts.claims(str(salt), 0)
         for _ in range(30):
             one.saw(0.8, False)
-    one = salts.claims("new")
+    one = salts.claims("new", 0)
     assert one.chance(0.8) < 0.4
     for _ in range(8):
         one.saw(0.8, True)
@@ -79,21 +79,21 @@ def test_no_more_salts_are_remembered_than_so_many(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("foresay.spec.budget.chance._SALTS", 2)
     salts = Salts()
     for _ in range(20):
-        salts.claims("a").saw(0.5, False)
-    believed = salts.claims("a").chance(0.5)
+        salts.claims("a", 0).saw(0.5, False)
+    believed = salts.claims("a", 0).chance(0.5)
     for salt in ("b", "a", "c"):
-        salts.claims(salt)
-    assert salts.claims("a").chance(0.5) == believed, "it was asked for after b"
+        salts.claims(salt, 0)
+    assert salts.claims("a", 0).chance(0.5) == believed, "it was asked for after b"
     for salt in ("d", "e"):
-        salts.claims(salt)
-    assert salts.claims("a").chance(0.5) > believed
+        salts.claims(salt, 0)
+    assert salts.claims("a", 0).chance(0.5) > believed
 
 
 def test_claims_of_chains_and_what_they_come_to() -> None:
     chain = DraftTree.chain([7, 1, 2], "suffix", (1.0, 0.5, 0.4))
     assert claimed(chain) == pytest.approx([0.5, 0.8])
     assert len(set(claimed(DraftTree.chain([7, 1, 2])))) == 1, "one that says nothing claims the same of all"
-    claims = Salts().claims("")
+    claims = Salts().claims("", 0)
     assert claims.chances(claimed(chain)) == pytest.approx([0.5 * 12 / 13, 0.4 * 12 / 14])
     assert len(claims.chances([0.3] * 19)) < 6, "no farther than anything is likely"
     claims.run = 10**9
@@ -102,7 +102,7 @@ def test_claims_of_chains_and_what_they_come_to() -> None:
 
 @pytest.mark.parametrize("hit", [True, False])
 def test_numbers_stay_numbers_however_long_all_come_or_none(hit: bool) -> None:
-    claims = Salts().claims("")
+    claims = Salts().claims("", 0)
     for _ in range(20_000):
         claims.saw(1.0, hit)
         claims.saw(0.0, hit)

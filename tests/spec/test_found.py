@@ -23,7 +23,7 @@ def deep(own: Claims) -> float:
 
 @pytest.fixture
 def own() -> Claims:
-    return Salts().claims("a")
+    return Salts().claims("a", 0)
 
 
 def test_what_is_copied_whole_is_believed_and_what_is_wrong_early_is_not(own: Claims) -> None:
@@ -51,7 +51,7 @@ def test_tokens_that_were_right_in_a_row_are_counted_through_steps_and_halved_by
 
 
 def test_what_two_found_is_one_tree_and_nothing_is_nothing() -> None:
-    one, other = Salts().claims(""), Salts().claims("")
+    one, other = Salts().claims("", 0), Salts().claims("", 0)
     one.run = other.run = 10**9  # so that all is believed as it is claimed
     suffix = DraftTree.chain([1, 3, 5], "suffix", (1.0, 0.6, 0.5))
     both = Found.of([(one, suffix), (other, DraftTree.chain([1, 4], "ngram", (1.0, 0.3)))])
@@ -66,7 +66,7 @@ def test_what_two_found_is_one_tree_and_nothing_is_nothing() -> None:
 
 
 def test_what_two_found_alike_is_a_chain_whose_tokens_have_one_source_each() -> None:
-    one, other = Salts().claims(""), Salts().claims("")
+    one, other = Salts().claims("", 0), Salts().claims("", 0)
     one.run = other.run = 10**9
     suffix = DraftTree.chain([1, 3], "suffix", (1.0, 0.6))
     both = Found.of([(one, suffix), (other, DraftTree.chain([1, 3, 5], "ngram", (1.0, 0.5, 0.4)))])

@@ -37,6 +37,13 @@ class Reader(Parrot):
         return 65
 
 
+class Behind(Parrot):
+    """Has read nothing of a long prompt."""
+
+    def unread(self, sequence: SequenceState) -> int:
+        return 10_000
+
+
 class Chained(Parrot):
     """Says how often its chains come."""
 
@@ -125,6 +132,20 @@ def test_what_a_model_catches_up_with_makes_its_levels_no_dearer() -> None:
             *came(one, plan, MODEL if plan.shares else DraftTree.chain([7]), [9], 0, propose=took, forward=1.0)
         )
     assert member.costs.now().seconds(2) == pytest.approx(before, rel=0.2)
+
+
+@pytest.mark.parametrize("timed", [False, True])
+def test_what_a_model_has_to_catch_up_with_is_part_of_its_price(timed: bool) -> None:
+    """It is read once a text has gone on for as long, and no try is worth it."""
+    member = model(parrot=Behind)
+    budget, one = budget_of(member, timed=timed), sequence()
+    one.limit, member.tries, drafted = 20_000, 100, []
+    for _ in range(700):
+        (plan,) = budget.plan([one])
+        drafted.append(bool(plan.shares) or budget.guard.now)
+        budget.stepped(*came(one, plan, DraftTree.chain([7]), [9], 0, plan=0.0001, forward=1.0))
+    assert not any(drafted[:50])
+    assert any(drafted[50:])
 
 
 def test_a_model_that_was_not_the_best_for_long_is_at_rest() -> None:

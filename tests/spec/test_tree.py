@@ -9,7 +9,7 @@ import pytest
 from foresay.spec.errors import ConfigurationError
 from foresay.spec.tree import MAX_NODES, DraftTree, TreeShape, merge
 from foresay.verifier.forward_batch import signed
-from tests.spec.trees import ancestors, random_parents, random_tree, walk
+from tests.spec.trees import ancestors, paths, random_parents, random_tree, walk
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 5, 63, 64])
@@ -100,7 +100,7 @@ def test_a_deepened_shape_has_room_for_itself_and_a_chain(widths, levels) -> Non
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 9, 64])
-def test_what_would_be_accepted_is_the_path_that_a_walk_finds(nodes: int) -> None:
+def test_what_is_accepted_is_the_path_that_a_walk_finds(nodes: int) -> None:
     rng = random.Random(nodes)
     lengths = set()
     for _ in range(200):
@@ -108,19 +108,12 @@ def test_what_would_be_accepted_is_the_path_that_a_walk_finds(nodes: int) -> Non
         coming = [rng.randrange(3) for _ in range(rng.randrange(8))]
         # A walk along these tokens, whose samples at each node are the token due at its depth.
         samples = [coming[depth] if depth < len(coming) else -1 for depth in tree.depths]
-        path, _ = walk(tree.tokens, tree.parents, samples)
+        path, emitted = walk(tree.tokens, tree.parents, samples)
+        assert (tree.path_of(emitted), tree.path_of([])) == (path, [])
+        assert tree.path_of([*emitted, 0, tree.tokens[0], 0]) == [*path, -1, -1, -1]
         assert tree.accepted(coming) == len(path) - 1
         lengths.add(tree.accepted(coming))
     assert nodes == 1 or len(lengths) > 1
-
-
-def paths(tree: DraftTree) -> list[tuple[int, ...]]:
-    """The tokens from below the root to each node."""
-    found: list[tuple[int, ...]] = [()]
-    tokens, parents = tree.tokens, tree.parents
-    for token, parent in zip(tokens[1:], parents[1:], strict=True):
-        found.append((*found[parent], token))
-    return found
 
 
 def test_a_node_that_two_proposed_belongs_to_the_first() -> None:
@@ -133,7 +126,6 @@ def test_a_node_that_two_proposed_belongs_to_the_first() -> None:
     assert merged.tree.sources == ("", "suffix", "suffix", "draft_model", "draft_model", "ngram")
     assert merged.tree.chances == (1.0, 0.8, 0.5, 0.4, 0.1, 0.2)
     assert merged.tree.drafter == "suffix+ngram+draft_model", "in one order, whoever comes first"
-    assert merged.numbers == [[0, 1, 2], [0, 1, 3, 4], [0, 5]]
 
 
 def test_of_each_tree_only_so_many_nodes_take_part_and_all_of_it_is_remembered() -> None:
@@ -141,17 +133,16 @@ def test_of_each_tree_only_so_many_nodes_take_part_and_all_of_it_is_remembered()
     model = DraftTree.build([7, 4, 8, 9], [-1, 0, 1, 1], "model", (1.0, 0.6, 0.2, 0.3))
     both = merge([suffix, model], kept=[2, 3])
     assert paths(both.tree) == [(), (3,), (4,), (4, 9)]
-    assert both.numbers == [[0, 1, -1], [0, 2, -1, 3]]
     assert both.tree.parts == (suffix, model)
     alone = merge([model], kept=[3])
     assert (alone.tree.is_chain, alone.tree.tokens, alone.tree.drafter) == (True, [7, 4, 9], "model")
-    assert (alone.numbers, alone.tree.parts) == ([[0, 1, -1, 2]], (model,))
+    assert alone.tree.parts == (model,)
     begun = merge([DraftTree.chain([7, 3, 5], "x")], most=2)
-    assert (begun.tree.tokens, begun.tree.chances, begun.numbers) == ([7, 3], (), [[0, 1, -1]])
+    assert (begun.tree.tokens, begun.tree.chances) == ([7, 3], ())
 
 
 def test_random_trees() -> None:
-    """The union of the paths, siblings distinct, at most 64 nodes, and each tree finds its own nodes again."""
+    """The union of the paths, siblings distinct, at most 64 nodes."""
     rng = random.Random(1)
     for _ in range(200):
         trees, most = [random_tree_of_merge(rng, name) for name in "abc"[: rng.randint(1, 3)]], rng.choice((64, 40, 9))
@@ -161,10 +152,6 @@ def test_random_trees() -> None:
         union = {path for tree in trees for path in paths(tree)}
         assert set(kept) <= union
         assert len(kept) == min(most, len(union))
-        for tree, numbers in zip(trees, merged.numbers, strict=True):
-            for path, number in zip(paths(tree), numbers, strict=True):
-                assert (path in kept) == (number >= 0)
-                assert number < 0 or kept[number] == path
 
 
 def random_tree_of_merge(rng: random.Random, name: str) -> DraftTree:

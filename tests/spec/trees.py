@@ -44,3 +44,11 @@ def ancestors(parents: Sequence[int], node: int) -> list[int]:
         path.append(node)
         node = parents[node]
     return path[::-1]
+
+
+def paths(tree: DraftTree) -> list[tuple[int, ...]]:
+    """The tokens from below the root to each node."""
+    found: list[tuple[int, ...]] = [()]
+    for token, parent in zip(tree.tokens[1:], tree.parents[1:], strict=True):
+        found.append((*found[parent], token))
+    return found

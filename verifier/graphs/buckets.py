@@ -17,7 +17,7 @@ from foresay.spec.step import Raw, ScheduledSequence
 from foresay.spec.tree import MAX_NODES
 from foresay.verifier.forward_batch import ForwardBatch, Sizes
 from foresay.verifier.graphs.capture import Arrival, Capture, recorded
-from foresay.verifier.graphs.proposer import Proposer, RootOnly
+from foresay.verifier.graphs.proposer import Proposer
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.graphs.step import SpeculativeStep
 from foresay.verifier.model_runner import ModelRunner
@@ -37,16 +37,6 @@ LONG, _MOST_ROWS = 2 * _CONTEXTS[-1], 256
 #: Makes the proposers of steps with this many sequences: first one that drafts nothing, then by size, the smallest
 #: first.
 MakeProposers = Callable[[int], Sequence[Proposer]]
-
-
-def pinned(make: Callable[[int], Proposer | None], device: torch.device) -> MakeProposers:
-    """The proposers for at most one drafter, whose trees have one shape."""
-
-    def made(size: int) -> list[Proposer]:
-        proposer = make(size)
-        return [RootOnly(size, device, proposer), *([] if proposer is None else [proposer])]
-
-    return made
 
 
 def sizes(max_seqs: int) -> list[int]:
@@ -227,21 +217,9 @@ def needs_stop(scheduled: ScheduledSequence) -> bool:
     return edited(scheduled) or scheduled.sequence.sampling.logprobs is not None
 
 
-def reach(step: SpeculativeStep) -> int:
-    """Rows past the committed length that a step and the one after it may write."""
-    shape = step.proposer.shape
-    return shape.levels + 1 + shape.nodes
-
-
 def kept_rows(step: SpeculativeStep) -> int:
-    """The same and some more: pages reserved in advance need not be sent to the device while it runs."""
-    return reach(step) + _MORE_ROWS
-
-
-def between_drafts(step: SpeculativeStep, sequences: list[SequenceState]) -> bool:
-    """Whether this is a step without drafts between steps with drafts."""
-    proposer = step.proposer
-    return isinstance(proposer, RootOnly) and proposer.idle is not None and any(s.speculate for s in sequences)
+    """What it may reach and some more: pages reserved in advance need not be sent to the device while it runs."""
+    return step.reach + _MORE_ROWS
 
 
 def reserved(sequences: list[SequenceState], rows: int, steps: int = 1) -> bool:

@@ -19,7 +19,7 @@ from torch import Tensor
 from foresay.spec.protocols import FeatureRequest, Features
 from foresay.spec.sequence import SequenceState
 from foresay.spec.step import ScheduledSequence
-from foresay.spec.tree import ROOT_ONLY, DraftTree, TreeShape
+from foresay.spec.tree import DraftTree, TreeShape
 from foresay.verifier.forward_batch import signed
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.ops.records import AcceptedPaths
@@ -136,53 +136,3 @@ def chain_columns(sequences: int, nodes: int, device: torch.device | str) -> tup
     columns = torch.tensor(tree.parents), torch.from_numpy(signed(tree.ancestors)), torch.tensor(tree.depths).int()
     parents, ancestors, depths = (c.expand(sequences, nodes).clone().to(device) for c in columns)
     return parents, ancestors, depths
-
-
-class RootOnly:
-    """Implements :class:`~foresay.verifier.graphs.proposer.Proposer`: plain decoding.
-
-    idle: a proposer that will draft again later, so its caches have to follow the text.
-    """
-
-    shape: TreeShape = ROOT_ONLY
-
-    def __init__(self, sequences: int, device: torch.device | str, idle: Proposer | None = None) -> None:
-        self.idle = idle
-        self.name = ""
-        self.needs: FeatureRequest | None = None if idle is None else idle.needs
-        self.readers: Sequence[KeepsFeatures] = () if idle is None else idle.readers
-        self.reach = 1
-        self._columns = chain_columns(sequences, 1, device)
-        self._counts = torch.ones(sequences, dtype=torch.int64, device=device)
-
-    def propose(self, state: StepState) -> DeviceTree:
-        """Only the roots."""
-        parents, ancestors, depths = self._columns
-        return DeviceTree(state.roots[:, None].contiguous(), parents, ancestors, depths, self._counts, True)
-
-    def committed(self, state: StepState, taken: AcceptedTree) -> None:
-        """Update the other proposer's caches."""
-        if self.idle is not None:
-            self.idle.committed(state, taken)
-
-    def prepare(self, sequences: Sequence[SequenceState]) -> bool:
-        """Nothing is needed; prepares the other proposer."""
-        if self.idle is not None:
-            self.idle.prepare(sequences)
-        return True
-
-    def takes(self, scheduled: ScheduledSequence) -> bool:
-        """Whether nothing is drafted."""
-        return scheduled.shape is not None and not scheduled.shape.levels
-
-    def write(self, batch: Sequence[ScheduledSequence]) -> None:
-        """Nothing is read."""
-
-    def arrived(self, sequence: SequenceState, index: int, tree: DraftTree, more: Sequence[Tensor]) -> DraftTree:
-        """Only the root."""
-        return tree
-
-    def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
-        """Update the other proposer's marks."""
-        if self.idle is not None:
-            self.idle.collected(sequence, tree, path)

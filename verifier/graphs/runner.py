@@ -27,12 +27,10 @@ from foresay.spec.trace import Stopwatch
 from foresay.spec.tree import DraftTree
 from foresay.verifier.graphs.buckets import (
     Launched,
-    between_drafts,
     capturable,
     edited,
     kept_rows,
     needs_stop,
-    reach,
     readable,
     reserved,
 )
@@ -66,6 +64,7 @@ class GraphStepRunner(StepRunner):
         self._ahead: Launched | None = None
         self._last: Launched | None = None
         self._before: SpeculativeStep | None = None
+        self._drafts = any(step.proposer.shape.levels for steps in self.buckets.values() for step in steps)
 
     def run(self, batch: list[ScheduledSequence], watch: Stopwatch) -> list[VerifyResult]:
         """Launch the step, unless it already runs, and the one after it; wait for its outcome and commit that."""
@@ -97,13 +96,14 @@ class GraphStepRunner(StepRunner):
         """Commit the rows of a prompt. first: the sample after it; None if more of it follows: then drafters compute
         their own rows of it while the step still runs."""
         sequence, readers = prompt.sequence, launched.step.proposer.readers
-        tree, verified = (None, None) if first is None else (DraftTree.chain(sequence.tokens[-1:]), ([first], [0]))
+        root = DraftTree.chain(sequence.tokens[-1:])
+        tree, verified = (None, None) if first is None else (root, ([first], [0]))
 
         def stored(path: list[int]) -> None:
             for reader in readers:
                 reader.stored(sequence, prompt.prefill + len(path))
 
-        return self._commit(prompt, tree, verified, _BROKEN, stored)
+        return self._commit(prompt, root, tree, verified, _BROKEN, stored)
 
     def _arrived(self, launched: Launched, batch: list[ScheduledSequence], outcome: Outcome) -> list[VerifyResult]:
         """Commit a step's outcome."""
@@ -156,14 +156,16 @@ class GraphStepRunner(StepRunner):
             return None
         stops, sequences = any(map(needs_stop, batch)), [scheduled.sequence for scheduled in batch]
         rows = sum(prompt.prefill + prompt.nodes for prompt in prompts)
-        fitting = (each for each in self._with_room(sequences) if rows in each.prompt_rows)
-        able = (each for each in fitting if each.stopping is not None or not stops)
-        return next((each for each in able if all(map(each.proposer.takes, batch))), None)
+        for step in self._with_room(sequences):
+            able = rows in step.prompt_rows and (step.stopping is not None or not stops)
+            if able and all(map(step.proposer.takes, batch)):
+                return step
+        return None
 
     def _with_room(self, sequences: list[SequenceState]) -> Iterator[SpeculativeStep]:
         """Those with room for these sequences and their tables, including the step ahead; the smallest first."""
         for (size, pages), steps in self.buckets.items():
-            rows = max(map(reach, steps), default=0)
+            rows = max([step.reach for step in steps], default=0)
             fits = len(sequences) <= size
             if fits and all(s.table.pool.pages_for(s.table.length + rows) <= pages for s in sequences):
                 yield from steps
@@ -203,7 +205,7 @@ class GraphStepRunner(StepRunner):
         assert parts is not None and step.logits is not None, "one that may stop was chosen"
         parts.run(0)
         nodes = proposer.shape.nodes
-        drafted = Outcome(fetched(step.out).wait()) if nodes > 1 and any(map(edited, batch)) else None
+        drafted = Outcome(fetched(step.out).wait().tolist()) if nodes > 1 and any(map(edited, batch)) else None
         for index, scheduled in enumerate(batch):
             root, constraint = scheduled.sequence.tokens[-1:], scheduled.sequence.constraint
             tree = DraftTree.chain(root)
@@ -224,16 +226,17 @@ class GraphStepRunner(StepRunner):
             return False
         if any(s.limit - len(s.tokens) <= step.proposer.shape.levels + 1 for s in sequences):
             return False  # this step may be the text's last
-        if between_drafts(step, sequences) or not self._stays(launched):
+        if not self._stays(launched):
             return False
-        return reserved(sequences, kept_rows(step), 2) or reserved(sequences, reach(step), 2)
+        return reserved(sequences, kept_rows(step), 2) or reserved(sequences, step.reach, 2)
 
     def _stays(self, launched: Launched) -> bool:
-        """Whether the next plan is likely to be the same: always without a budget; with one, if it was the same before;
-        never if the host does lookups first."""
+        """Whether the next plan is likely to be the same: without a budget always, except of a step without drafts
+        between those with drafts; with one, if it was the same before; never if the host does lookups first."""
         before, self._before = self._before, launched.step
         if all(scheduled.plan.why is None for scheduled in launched.batch):
-            return True
+            between = self._drafts and any(sequence.speculate for sequence in launched.sequences)
+            return bool(launched.step.proposer.shape.levels) or not between
         looked = any(share.tree is not None for scheduled in launched.batch for share in scheduled.plan.shares)
         return before is launched.step and not looked
 

@@ -40,11 +40,11 @@ from foresay.verifier.ops.trees import real_parents, report
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A step's outcome for the host. table: int64[S, 1 + 4 N], for each sequence path length, path, tokens, parents,
+    """A step's outcome for the host. table: [S, 1 + 4 N], for each sequence path length, path, tokens, parents,
     samples. more: see :class:`~foresay.verifier.graphs.proposer.DeviceTree`. woken: see
     :class:`~foresay.spec.protocols.Forward`. first: the sample after a prompt that ended in this step."""
 
-    table: Tensor
+    table: list[list[int]]
     more: Sequence[Tensor] = ()
     woken: float = 0.0
     first: int = BROKEN
@@ -52,12 +52,11 @@ class Outcome:
     @property
     def rows(self) -> list[int]:
         """How many rows of each sequence became text."""
-        lengths: list[int] = self.table[:, 0].tolist()
-        return lengths
+        return [row[0] for row in self.table]
 
     def of(self, index: int, drafter: str) -> tuple[DraftTree, Verified]:
         """One sequence's tree, with its samples and accepted path, which are undefined at a stop."""
-        length, *rest = self.table[index].tolist()
+        length, *rest = self.table[index]
         count = len(rest) // 4
         path, tokens, parents, sampled = (rest[first : first + count] for first in range(0, 4 * count, count))
         nodes = count - parents.count(_NO_NODE)
@@ -79,7 +78,7 @@ class SpeculativeStep:
     drafting's expected share of its time, since its end is not visible; 0 where it is not needed. prompt: the rows of a
     prompt that are computed in the same pass, written by the host before each launch, which many steps may share; None:
     there are none. prompt_rows: for how many of them it is meant. timed: whether it runs while the host waits, part by
-    part, as on a CPU.
+    part, as on a CPU. reach: rows past the committed length that it and the one after it may write.
     """
 
     drafting: float = 0.0
@@ -99,6 +98,7 @@ class SpeculativeStep:
         self.prompt, self.prompt_rows = prompt, prompt_rows
         self.logits, self._commits = logits, commits
         nodes, device = proposer.shape.nodes, state.device
+        self.reach = proposer.shape.levels + 1 + nodes
         self._numbers = torch.arange(nodes).to(device).expand(state.size, nodes).contiguous()
         self._whole = self.out = torch.zeros(state.size, 1 + 4 * nodes, dtype=torch.int64, device=device)
         self._more: tuple[Tensor, ...] = ()
@@ -201,4 +201,4 @@ class SpeculativeStep:
         """The outcome that arrived."""
         table, *more = unpacked(whole, (self.out, *self._more)) if self._more else (whole,)
         first = BROKEN if self.prompt is None else int(more.pop())
-        return Outcome(table, more, 0.0 if self._woken is None else mean_woken(more.pop()), first)
+        return Outcome(table.tolist(), more, 0.0 if self._woken is None else mean_woken(more.pop()), first)
