@@ -224,8 +224,8 @@ def kinds_of(taken: Sequence[Taken]) -> dict[str, dict[str, Any]]:
 
 
 def summary(taken: Sequence[Taken]) -> dict[str, Any]:
-    """Every server's figures; ours over theirs, the fastest of each (with the best medians); and ``auto`` over each of
-    our other modes."""
+    """Every server's figures; ours over theirs, the fastest of each (with the best medians); and ``auto``, or several
+    drafters that a budget chooses from, over each of our other modes."""
     by: dict[str, list[Taken]] = defaultdict(list)
     for one in taken:
         by[one.variant].append(one)
@@ -242,8 +242,8 @@ def summary(taken: Sequence[Taken]) -> dict[str, Any]:
         plain = [way for way in theirs if way.endswith(PLAIN)]
         if NONE in mine and plain:
             versus["plain"] = best(by, ways, [NONE], plain, DECODING)
-    others = [way for way in mine if way != AUTO] if AUTO in mine else []
-    over = {way: ratio(by[AUTO], by[way], DECODING) for way in others}
+    auto = next((way for way in reversed(mine) if way == AUTO or ("," in way and " --" not in way)), "")
+    over = {way: ratio(by[auto], by[way], DECODING) for way in mine if auto and way != auto}
     return {"prompts": len({one.case.name for one in taken}), "ways": ways, "versus": versus, "auto_over": over}
 
 

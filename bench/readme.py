@@ -21,12 +21,12 @@ Entry = dict[str, Any]
 
 
 def newest(directory: Path = RESULTS) -> list[tuple[str, Entry]]:
-    """The latest record of peers on several kinds of prompts for each file that was served, the latest first; and the
-    latest of requests at once, if there is one."""
+    """The latest record beside peers on several kinds of prompts for each file that was served, the latest first; and
+    the latest of requests at once, if there is one."""
     found: dict[str, tuple[str, Entry]] = {}
     for file in sorted([*directory.glob("*-peers.json"), *directory.glob("*-at_once.json")], reverse=True):
         entry = json.loads(file.read_text("utf-8"))
-        if "at_once" in entry or len(entry.get("kinds", [])) > 2:
+        if "at_once" in entry or (len(entry.get("kinds", [])) > 2 and {"llama.cpp", "xllamacpp"} & entry.keys()):
             found.setdefault("" if "at_once" in entry else entry["target"], (file.name, entry))
     return [*(one for target, one in found.items() if target), *(found[""] for _ in range("" in found))]
 

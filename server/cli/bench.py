@@ -11,7 +11,6 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from itertools import count
 from pathlib import Path
 from statistics import mean
@@ -22,12 +21,12 @@ import msgspec
 from foresay.drafters.training.prompts import Prompt, read_prompts
 from foresay.server.cli.command import JSON, argument, command
 from foresay.server.cli.generate import sampling_params
-from foresay.server.cli.measure import Speeds, Written, in_turns, rounded, rounded_pair, why_unknown
+from foresay.server.cli.measure import PROMPTS, Comparison, Totals, Written, in_turns
 from foresay.server.cli.progress import loaded
 from foresay.server.settings.config import BenchConfig
 from foresay.server.settings.resolved import check_names
 from foresay.server.settings.units import counted
-from foresay.spec.accept import GAIN, ByDepth, summed, tokens_per_step
+from foresay.spec.accept import GAIN
 from foresay.spec.errors import ConfigurationError, InvalidRequest
 from foresay.spec.names import NONE, SUFFIX
 from foresay.spec.sampling import SamplingParams
@@ -35,14 +34,9 @@ from foresay.spec.sampling import SamplingParams
 if TYPE_CHECKING:
     from foresay.server.host.local import Engine
     from foresay.server.host.text_stream import TextStream
-    from foresay.spec.request import EngineInfo
 
-PROMPTS = (
-    "Once upon a time there was a little girl who",
-    "The old king called his three sons together and said,",
-    "Tom had 12 apples. He gave 5 of them to his sister. How many apples",
-    "In the middle of the forest stood a house, and in that house",
-)
+#: How many of the prompts are used where none is named.
+_USUAL = 4
 #: Up to this many prompts, the number of tokens is shown for each.
 _SHOWN = 8
 
@@ -90,9 +84,12 @@ def bench(config: BenchConfig, arguments: Namespace) -> int:
             raise ConfigurationError("there is nothing to compare: choose a drafter with --draft")
         with ProgressBar("measured", len(ways) * (config.rounds + 1) * len(prompts), "answers") as progress:
             report = measure(engines, config, prompts, progress.to)
+    if not arguments.json:
+        print("\n".join(table(report, config, bool(arguments.compare))))
+        return 0
     if not arguments.compare:
-        report |= report.pop("ways")[0]
-    print(msgspec.json.encode(report).decode() if arguments.json else "\n".join(table(report, config)))
+        report |= msgspec.structs.asdict(report.pop("ways")[0])
+    print(msgspec.json.encode(report).decode())
     return 0
 
 
@@ -122,46 +119,37 @@ def measure(
 ) -> dict[str, Any]:
     """Run the rounds, after one that is not counted; returns the report. engines: by name of the way to draft,
     including ``none``. progress: called with the number of answers so far."""
-    kept: dict[str, list[Written]] = {name: [] for name in engines}
-    prompts = [_as_chat(engines[NONE], prompt) for prompt in prompts]
-    written = count(1)
+    ways, prompts = list(engines), [_as_chat(engines[NONE], prompt) for prompt in prompts]
+    usual, written = sampling_params(config), count(1)
 
-    def write(prompt: Prompt, params: SamplingParams, name: str) -> Written:
+    def write(case: tuple[int, Prompt], name: str) -> Written:
+        number, prompt = case
+        params = msgspec.structs.replace(usual, seed=(config.seed or 0) + number)
         completion = begun(engines[name], prompt, params, config.stop).result()
         progress(next(written))
         assert completion.statistics is not None, "a completion that ran to its end has statistics"
         return Written(completion.token_ids, completion.statistics, engines[name].crowded)
 
-    for number in range(config.rounds + 1):
-        params = msgspec.structs.replace(sampling_params(config), seed=(config.seed or 0) + number)
-        for prompt in prompts:
-            texts = in_turns(list(engines), number + 1, partial(write, prompt, params))
-            if number > 0:
-                for each, text in zip(kept.values(), texts, strict=True):
-                    each.append(text)
-    return _report(kept, {name: engine.info for name, engine in engines.items()}, len(prompts)) | {
+    cases = ((number + 1, (number, prompt)) for number in range(config.rounds + 1) for prompt in prompts)
+    texts = [each for (number, _), each in in_turns(ways, cases, write) if number > 0]
+    compared = [
+        Comparison.of([(each[at], each[-1]) for each in texts], usual.temperature, name, engines[name].info.drafter)
+        for at, name in enumerate(ways[:-1])
+    ]
+    info = engines[NONE].info
+    return {
+        "ways": compared,
+        "off": compared[0].off,
+        "winner": _winner(compared),
+        "crowded": round(mean(one.crowded for one in compared), 3),
+        "written": [mean(len(each[-1].tokens) for each in texts[at :: len(prompts)]) for at in range(len(prompts))],
+        "exact": all(engines[name].info.exact for name in ways[:-1]),
+        "prompts": len(prompts),
         "rounds": config.rounds,
         "max_tokens": config.max_tokens or engines[NONE].usual_tokens,
-        "temperature": sampling_params(config).temperature,
-        "target": engines[NONE].info.target,
-        "dtype": engines[NONE].info.dtype,
-    }
-
-
-def _report(kept: dict[str, list[Written]], infos: dict[str, EngineInfo], prompts: int) -> dict[str, Any]:
-    """The report of the rounds. kept: the answers by way of drafting, in the order of the rounds."""
-    crowded = mean(one.crowded for texts in kept.values() for one in texts)
-    plain = kept.pop(NONE)
-    ways = [_way(name, drafted, plain, crowded) | {"drafter": infos[name].drafter} for name, drafted in kept.items()]
-    alone = [way.pop("off") for way in ways]
-    return {
-        "ways": ways,
-        "off": alone[0],
-        "winner": _winner(ways),
-        "crowded": round(crowded, 3),
-        "written": [mean(len(one.tokens) for one in plain[at::prompts]) for at in range(prompts)],
-        "exact": all(infos[name].exact for name in kept),
-        "prompts": prompts,
+        "temperature": usual.temperature,
+        "target": info.target,
+        "dtype": info.dtype,
     }
 
 
@@ -172,62 +160,28 @@ def _as_chat(engine: Engine, prompt: Prompt) -> Prompt:
     return replace(prompt, content=[{"role": "user", "content": prompt.content}])
 
 
-def _way(name: str, drafted: list[Written], plain: list[Written], crowded: float) -> dict[str, Any]:
-    """The results of one way of drafting."""
-    pairs = list(zip(drafted, plain, strict=True))
-    speeds = Speeds.of((on.statistics, off.statistics) for on, off in pairs)
-    return {
-        "draft": name,
-        "on": _summarised(drafted, speeds.drafted, speeds.drafted_range),
-        "off": _summarised(plain, speeds.plain, speeds.plain_range),
-        "speedup": rounded(speeds.speedup),
-        "speedup_spread": rounded_pair(speeds.spread),
-        "speedup_interval": rounded_pair(speeds.interval),
-        "cannot_tell": why_unknown(speeds, [one.statistics for one in drafted], crowded),
-        "same_tokens": all(on.tokens == off.tokens for on, off in pairs),
-    }
-
-
-def _winner(ways: list[dict[str, Any]]) -> str | None:
+def _winner(ways: list[Comparison]) -> str | None:
     """The fastest of the ways that certainly gain; None if there is none."""
-    sure = [way for way in ways if not way["cannot_tell"] and way["speedup"] >= GAIN]
-    return max(sure, key=lambda way: way["speedup"])["draft"] if sure else None
+    sure = {way.draft: way.speedup for way in ways if not way.cannot_tell and (way.speedup or 0.0) >= GAIN}
+    return max(sure, key=lambda name: sure[name] or 0.0) if sure else None
 
 
-def _summarised(texts: list[Written], speed: float, spread: tuple[float, float]) -> dict[str, Any]:
-    """Totals of some answers. speed: 0 if none could be measured; then figures derived from it are None."""
-    measured = [text.statistics for text in texts]
-    steps, tokens = sum(one.steps for one in measured), sum(one.completion_tokens for one in measured)
-    accepted = summed(one.accepted_per_depth for one in measured)
-    phases = {phase for one in measured for phase in one.seconds}
-    return {
-        "tokens_per_second": round(speed, 2) if speed else None,
-        "spread": [round(one, 2) for one in spread] if speed else None,
-        "tokens_per_step": round(tokens_per_step(tokens, steps) or 0.0, 3) if speed else None,
-        "drafted_per_depth": summed(one.drafted_per_depth for one in measured),
-        "accepted_per_depth": accepted,
-        "accepted_by_depth": ByDepth.of(accepted, sum(one.drafts for one in measured)),
-        "seconds": {phase: round(sum(one.seconds.get(phase, 0.0) for one in measured), 4) for phase in sorted(phases)},
-    }
-
-
-def table(report: dict[str, Any], config: BenchConfig) -> list[str]:
-    """The report for a reader, line by line."""
-    ways = report.get("ways", [report])
+def table(report: dict[str, Any], config: BenchConfig, compared: bool) -> list[str]:
+    """The report for a reader, line by line. compared: several ways were to be."""
+    ways: list[Comparison] = report["ways"]
     lines = [_head(report)]
-    if report["off"]["tokens_per_second"] is None:
-        return [*lines, ways[0]["cannot_tell"]]
-    compared = "ways" in report
+    if report["off"].tokens_per_second is None:
+        return [*lines, ways[0].cannot_tell]
     rows = [("", "tokens/s", "lowest to highest", "tokens per step", *(["times as fast"] if compared else []))]
     for way in ways:
-        label = way["draft"] if compared else f"drafted by {way['drafter']}"
-        rows.append((label, *_cells(way["on"]), *([_times(way)] if compared else [])))
+        label = way.draft if compared else f"drafted by {way.drafter}"
+        rows.append((label, *_cells(way.on), *([_times(way)] if compared else [])))
     rows.append((NONE if compared else "plain decoding", *_cells(report["off"]), *(["1.00"] if compared else [])))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for first, *cells in rows:
         rest = (f"{cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
         lines.append("  ".join([f"{first:<{widths[0]}}", *rest]))
-    return [*lines, *(_choice(report, config) if compared else [_gain(report)])]
+    return [*lines, *(_choice(report, config) if compared else [_gain(ways[0])])]
 
 
 def _head(report: dict[str, Any]) -> str:
@@ -239,24 +193,24 @@ def _head(report: dict[str, Any]) -> str:
     return f"{report['target']}, {report['dtype']}, temperature {report['temperature']:g}, {measured}"
 
 
-def _cells(one: dict[str, Any]) -> tuple[str, str, str]:
-    low, high = one["spread"]
-    return f"{one['tokens_per_second']:.1f}", f"{low:.1f} to {high:.1f}", f"{one['tokens_per_step']:.2f}"
+def _cells(one: Totals) -> tuple[str, str, str]:
+    low, high = one.spread or (0.0, 0.0)
+    return f"{one.tokens_per_second or 0.0:.1f}", f"{low:.1f} to {high:.1f}", f"{one.tokens_per_step or 0.0:.2f}"
 
 
-def _times(way: dict[str, Any]) -> str:
-    return f"{way['speedup']:.2f}{' (cannot tell)' if way['cannot_tell'] else ''}"
+def _times(way: Comparison) -> str:
+    return f"{way.speedup or 0.0:.2f}{' (cannot tell)' if way.cannot_tell else ''}"
 
 
-def _same(way: dict[str, Any]) -> str:
-    return "both wrote the same tokens" if way["same_tokens"] else "they did NOT write the same tokens"
+def _same(way: Comparison) -> str:
+    return "both wrote the same tokens" if way.same_tokens else "they did NOT write the same tokens"
 
 
-def _gain(way: dict[str, Any]) -> str:
+def _gain(way: Comparison) -> str:
     """The gain from drafts, in one line."""
-    gain = f"{way['speedup']:.2f} times as fast with drafts"
-    unknown = way["cannot_tell"]
-    if not sum(way["on"]["drafted_per_depth"]):
+    gain = f"{way.speedup or 0.0:.2f} times as fast with drafts"
+    unknown = way.cannot_tell
+    if not sum(way.on.drafted_per_depth):
         gain = unknown
     elif unknown:
         gain = f"cannot tell how much drafts gain ({gain}): {unknown}"
@@ -267,10 +221,10 @@ def _choice(report: dict[str, Any], config: BenchConfig) -> Iterator[str]:
     """Which way to choose, with the command for it; before that, doubts about rows of the table."""
     unsure: dict[str, list[str]] = {}
     for way in report["ways"]:
-        if way["cannot_tell"]:
-            unsure.setdefault(way["cannot_tell"], []).append(way["draft"])
-        if not way["same_tokens"]:
-            yield f"{way['draft']}: {_same(way)}"
+        if way.cannot_tell:
+            unsure.setdefault(way.cannot_tell, []).append(way.draft)
+        if not way.same_tokens:
+            yield f"{way.draft}: {_same(way)}"
     for why, names in unsure.items():
         yield f"{', '.join(names)}: cannot tell how much {'it gains' if len(names) == 1 else 'each gains'}: {why}"
     winner = report["winner"]
@@ -289,7 +243,9 @@ def _choice(report: dict[str, Any], config: BenchConfig) -> Iterator[str]:
 def prompts_of(path: str | None) -> list[Prompt]:
     """The prompts of ``--prompts``, else the default ones. Raises ConfigurationError for a file that cannot be used."""
     if path is None:
-        return [Prompt(text, f"prompt {number} of foresay bench") for number, text in enumerate(PROMPTS, start=1)]
+        return [
+            Prompt(text, f"prompt {number} of foresay bench") for number, text in enumerate(PROMPTS[:_USUAL], start=1)
+        ]
     return read_prompts(Path("/dev/stdin" if path == "-" else path))
 
 

@@ -21,7 +21,7 @@ import msgspec
 
 import foresay
 from foresay.drafters.training.prompts import Prompt
-from foresay.server.cli import bench
+from foresay.server.cli import bench, measure
 from foresay.server.cli.command import argument, command
 from foresay.server.cli.progress import loaded
 from foresay.server.cli.receipt import (
@@ -49,10 +49,7 @@ if TYPE_CHECKING:
     from foresay.server.host.text_stream import Completion
 
 PROMPTS = (
-    *bench.PROMPTS,
-    "To make bread you need flour, water, salt and yeast. First,",
-    "def fibonacci(n):\n    ",
-    "Dear Sir or Madam,\n\nI am writing to you because",
+    *measure.PROMPTS,
     '{"name": "Ada", "born": 1815}\n{"name": "Alan", "born": 1912}\n{"name":',
     "1, 2, 4, 8, 16,",
     "Die Katze lag in der Sonne und",

@@ -6,7 +6,6 @@ TARGET --out DIR``: write a quantised model, so that it need not be quantised at
 from __future__ import annotations
 
 import shlex
-import sys
 from argparse import Namespace
 from pathlib import Path
 
@@ -130,17 +129,14 @@ def check(config: EngineConfig, arguments: Namespace) -> int:
     """
     with Stages() as stages:
         stages("importing")
-        from foresay.server.cli.check import pair
-        from foresay.server.cli.check.probe import show
+        from foresay.server.cli import pair
+        from foresay.server.cli.probe import plain
 
         stages("reading the models' headers")
         report = None if arguments.probe else pair.check(config, None)
     if report is None:
         report = pair.check(config, PROBE_SECONDS)
-    if arguments.json:
-        print(msgspec.json.encode(report).decode())
-    else:
-        show(report, sys.stdout)
+    print(msgspec.json.encode(report).decode() if arguments.json else plain(report))
     return 0 if report.works else 1
 
 

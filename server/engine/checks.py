@@ -14,7 +14,6 @@ from foresay.server.engine.device import Device
 from foresay.server.engine.parameters import in_words
 from foresay.server.settings.resolved import CannotRun, Resolved, short_name
 from foresay.server.settings.units import count_in_words, counted
-from foresay.spec.accept import ByDepth
 from foresay.spec.errors import ForesayError
 from foresay.verifier.model.checkpoint import FLOATS, Checkpoint
 from foresay.verifier.model.config import ModelConfig, idle_parameters
@@ -46,46 +45,6 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     fix: str = ""
     facts: dict[str, Any] = {}
-
-
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """The pair at one temperature. Speeds in tokens per second; spread: the least and greatest speed-up; interval:
-    confidence interval of their median. None: no text has a speed. crowded: share of the time that threads waited for a
-    core. unknown: why this does not show whether the drafter gains; empty if it does.
-
-    runs: texts decoded both ways. same_tokens: whether both ways gave the same tokens in all of them. propose_share:
-    drafting's share of a step's time.
-    """
-
-    temperature: float
-    runs: int
-    tokens: int
-    speedup: float | None
-    spread: tuple[float, float] | None
-    drafted_speed: float
-    plain_speed: float
-    tokens_per_step: float
-    propose_share: float
-    accepted_by_depth: ByDepth
-    same_tokens: bool
-    interval: tuple[float, float] | None = None
-    crowded: float = 0.0
-    unknown: str = ""
-
-
-class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole report. works: nothing failed. probe: measurements by temperature, if requested.
-
-    recommended: a draft known to suit the target, if none was requested or the requested one does not fit.
-    """
-
-    target: str
-    draft: str
-    works: bool
-    verdict: str
-    findings: list[Finding]
-    probe: list[Measured] = []
-    recommended: str = ""
 
 
 class Notes:

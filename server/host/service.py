@@ -18,7 +18,7 @@ from foresay.server.gateway.caller import CONTEXT, Pace
 from foresay.server.host.imports import import_tokenizers
 from foresay.server.host.models.resident import Lease
 from foresay.server.observe.selfcheck import SelfCheck
-from foresay.server.observe.telemetry.counts import Connections
+from foresay.server.observe.telemetry.records import Connections
 from foresay.server.observe.telemetry.telemetry import Telemetry
 from foresay.server.schemas.bounds import largest_body
 from foresay.server.schemas.errors import EngineFailed, QueueFull, Unavailable, going_away

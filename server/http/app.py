@@ -20,7 +20,7 @@ from types import ModuleType
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from foresay.server.api.about import dashboard, metrics
+from foresay.server.api.about import dashboard
 from foresay.server.api.about import routes as about
 from foresay.server.api.about.dashboard import Feed
 from foresay.server.api.admin import routes as admin
@@ -53,7 +53,6 @@ ROUTE_MODULES: tuple[ModuleType, ...] = (
     ollama,
     llamacpp,
     dashboard,
-    metrics,
     openapi,
     admin,
 )

@@ -2,8 +2,8 @@
 
 ::
 
-    choices ── watching ── answers ──> Backlog ── idle for a moment ──> Rerun ──> SelfCheckCounts,
-                   │                      ^                               │       a warning
+    choices ── watching ── answers ──> Backlog ── idle for a moment ──> plain_tokens ──> SelfCheckCounts,
+                   │                      ^                                │             a warning
                    └── a request comes: the re-run is cancelled at once ──┘
 
 A re-run goes to the engine directly, bypassing limits, metrics and recent requests. It runs with ``aside``
@@ -18,18 +18,18 @@ import random
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import count
-from typing import Literal
+from itertools import count, zip_longest
 
 import msgspec
 from aiohttp import web
 
-from foresay.server.engine.generation import ServedEngine
+from foresay.server.engine.generation import Generation, ServedEngine
 from foresay.server.gateway.caller import CONTEXT
-from foresay.server.observe.telemetry.counts import SelfCheckCounts
-from foresay.server.schemas.errors import Unavailable
+from foresay.server.observe.telemetry.records import SelfCheckCounts
+from foresay.server.schemas.errors import ApiError, EngineFailed, Unavailable
 from foresay.server.text.choice import Choice
-from foresay.spec.request import Delta, EngineInfo, Request
+from foresay.spec.errors import InvalidRequest
+from foresay.spec.request import EngineInfo, Request
 
 
 class RecordedAnswer(msgspec.Struct, frozen=True):
@@ -85,59 +85,30 @@ class Difference(msgspec.Struct, frozen=True):
     plain: int | None
 
 
-def difference(written: Sequence[int], plain: Sequence[int], begin: int = 0, over: bool = False) -> Difference | None:
-    """The first difference, if any. plain: plain decoding's tokens so far, from position ``begin`` on. over: it ended
-    with them."""
-    for position, token in enumerate(plain, start=begin):
-        if token != written[position]:
-            return Difference(position, written[position], token)
-    end = begin + len(plain)
-    return Difference(end, written[end], None) if over and end < len(written) else None
+def difference(written: Sequence[int], plain: Sequence[int]) -> Difference | None:
+    """The first difference, if any."""
+    for position, (one, other) in enumerate(zip_longest(written, plain)):
+        if one != other:
+            return Difference(position, one, other)
+    return None
 
 
-# -- re-run, compared as tokens arrive -------------------------------------------------------------------------------
+class Interrupted(Exception):
+    """A client's request ended the re-run."""
 
 
-#: compared: to its end, or to the first difference. interrupted: by a client's request. lost: it failed.
-Outcome = Literal["compared", "interrupted", "lost"]
-
-
-class Rerun:
-    """A sink for the plain request. tokens: compared so far; difference: the first one, which ends it."""
-
-    def __init__(self, answer: RecordedAnswer, id: str) -> None:
-        self.answer, self.request = answer, answer.plainly(id)
-        self.tokens = 0
-        self.difference: Difference | None = None
-        self._outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-
-    async def outcome(self) -> Outcome:
-        """How it ended."""
-        return await self._outcome
-
-    def put(self, delta: Delta) -> None:
-        if self._outcome.done():
-            return
-        if delta.finish_reason in ("error", "cancelled"):
-            self.end("lost")
-            return
-        written, length = self.answer.tokens, len(self.answer.tokens)
-        plain, over = delta.tokens[: length - self.tokens], delta.finish_reason is not None
-        self.difference = difference(written, plain, self.tokens, over)
-        self.tokens += len(plain)
-        if self.difference is not None:
-            self.tokens = min(self.tokens, self.difference.position + 1)
-        if self.difference is not None or self.tokens >= length:
-            self.end("compared")
-
-    def fail(self, error: Exception) -> None:
-        """The engine refused it, or died."""
-        self.end("lost")
-
-    def end(self, outcome: Outcome) -> None:
-        """Set the outcome; further calls do nothing."""
-        if not self._outcome.done():
-            self._outcome.set_result(outcome)
+async def plain_tokens(rerun: Generation, length: int) -> list[int]:
+    """The first tokens of a re-run. Raises what it failed with."""
+    plain: list[int] = []
+    async with rerun:
+        while len(plain) < length:
+            for _, delta in await rerun.next():
+                if delta.finish_reason == "cancelled":
+                    raise EngineFailed("the re-run was cancelled")
+                plain += delta.tokens
+                if delta.finish_reason is not None:
+                    return plain[:length]
+    return plain[:length]
 
 
 MOST_ANSWERS = 64
@@ -207,7 +178,7 @@ class SelfCheck:
         self.backlog = Backlog()
         self._engine, self._share, self._counts, self._chance = engine, share, counts, chance
         self._idle, self._taking = idle, taking
-        self._rerun: Rerun | None = None
+        self._rerun: Generation | None = None
         self._requests, self._numbers = 0, count()
         counts.share = share
 
@@ -216,7 +187,8 @@ class SelfCheck:
         """Clients' requests run meanwhile: any re-run is cancelled before they reach the engine, and their answers are
         picked once they are finished. keeps: whether their text may be kept."""
         self._requests += 1
-        self._end_rerun("interrupted")
+        if self._rerun is not None:
+            self._rerun.abort(Interrupted())
         fingerprint = self._fingerprint
         try:
             yield
@@ -245,75 +217,58 @@ class SelfCheck:
             seen = self._requests
             await asyncio.sleep(QUIET_SECONDS)
             while self.backlog and self._free() and self._requests == seen:
-                await self._guarded(self.backlog.take())
-
-    async def _guarded(self, answer: RecordedAnswer) -> None:
-        """An internal error in one check must not silently end all checks."""
-        try:
-            await self._check(answer)
-        except Exception:
-            log.exception("self-check: the answer to request %s could not be checked", answer.request.id)
-            self._counts.skipped += 1
-            self._report()
+                await self._check(self.backlog.take())
 
     def _free(self) -> bool:
         """Whether the engine is ready and idle."""
         return self._idle.is_set() and self._taking()
 
     async def _check(self, answer: RecordedAnswer) -> None:
-        """Re-run one answer, and count the outcome."""
-        if answer.fingerprint != self._fingerprint:  # other weights have been loaded
-            self._counts.skipped += 1
-            self._report()
-            return
-        engine, rerun = self._engine, Rerun(answer, f"self-check-{next(self._numbers)}")
+        """Re-run one answer, and count the outcome. An error in one check must not silently end all checks."""
+        self._rerun = rerun = Generation(self._engine, [answer.plainly(f"self-check-{next(self._numbers)}")])
         try:
-            engine.add(rerun.request, rerun)
+            if answer.fingerprint != self._fingerprint:  # other weights have been loaded
+                raise Interrupted
+            self._compared(answer, difference(answer.tokens, await plain_tokens(rerun, len(answer.tokens))))
         except Unavailable:
             self.backlog.put(answer)
             await asyncio.sleep(QUIET_SECONDS)
-            return
-        self._rerun = rerun
-        try:
-            outcome = await rerun.outcome()
-        finally:
-            self._rerun = None
-            engine.cancel(rerun.request.id)
-        if outcome == "compared":
-            self._compared(rerun)
-        elif outcome == "interrupted" and answer.tries + 1 < MOST_TRIES:
-            self._keep(msgspec.structs.replace(answer, tries=answer.tries + 1))  # others may be shorter
-        else:  # too long for the idle times; or it may have killed the engine: do not retry
-            self._counts.skipped += 1
+        except Interrupted:
+            kept = self._keep(msgspec.structs.replace(answer, tries=answer.tries + 1))  # last: others may be shorter
+            self._counts.self_check_skipped += not kept
+        except (ApiError, InvalidRequest):  # it may have killed the engine: do not retry
+            self._counts.self_check_skipped += 1
+        except Exception:
+            log.exception("self-check: the answer to request %s could not be checked", answer.request.id)
+            self._counts.self_check_skipped += 1
+        self._rerun = None
         self._report()
 
-    def _compared(self, rerun: Rerun) -> None:
-        self._counts.checked += 1
-        self._counts.tokens += rerun.tokens
-        if rerun.difference is not None:
-            self._counts.mismatches += 1
-            log.warning("%s", sentence(rerun.answer, rerun.difference, self._engine.info))
-
-    def _end_rerun(self, outcome: Outcome) -> None:
-        if self._rerun is not None:
-            self._engine.cancel(self._rerun.request.id)
-            self._rerun.end(outcome)
+    def _compared(self, answer: RecordedAnswer, found: Difference | None) -> None:
+        self._counts.self_check_requests += 1
+        self._counts.self_check_tokens += len(answer.tokens) if found is None else found.position + 1
+        if found is not None:
+            self._counts.self_check_mismatch += 1
+            log.warning("%s", sentence(answer, found, self._engine.info))
 
     @property
     def _fingerprint(self) -> str:
         """Of the engine now."""
         return "" if self._engine.info is None else self._engine.info.fingerprint
 
-    def _keep(self, answer: RecordedAnswer) -> None:
-        """Keep an answer for later, unless the engine writes other texts by now."""
-        if answer.fingerprint == self._fingerprint:
+    def _keep(self, answer: RecordedAnswer) -> bool:
+        """Keep an answer for later, unless it was interrupted too often for the idle times there are, or the engine
+        writes other texts by now."""
+        keeps = answer.fingerprint == self._fingerprint and answer.tries < MOST_TRIES
+        if keeps:
             self.backlog.put(answer)
             self._report()
+        return keeps
 
     def _report(self) -> None:
         """Update the counts of waiting and dropped answers."""
-        self._counts.waiting = len(self.backlog)
-        self._counts.skipped += self.backlog.dropped
+        self._counts.self_check_waiting = len(self.backlog)
+        self._counts.self_check_skipped += self.backlog.dropped
         self.backlog.dropped = 0
 
 

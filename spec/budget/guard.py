@@ -134,7 +134,7 @@ class Guard:
         self.news, self._steps = "", self._steps + 1
         drafted, total = drafter != NONE, sum(seconds.values())
         if not drafted and self._again:
-            plain = self._plain.setdefault(sequences, Average(_PLAIN, known=1))
+            plain = self._plain.get(sequences) or self._plain.setdefault(sequences, Average(_PLAIN, known=1))
             plain.add(total - seconds.get("plan", 0.0) - seconds.get("propose", 0.0))
             self._since = 0
         self._again = not drafted
@@ -147,7 +147,7 @@ class Guard:
                 self._used(drafter, tokens, took)
 
     def _used(self, drafter: str, tokens: float, took: float) -> None:
-        uses = self._uses.setdefault(drafter, _Uses(skipped=_USES))
+        uses = self._uses.get(drafter) or self._uses.setdefault(drafter, _Uses(skipped=_USES))
         uses.saw(tokens, took)
         if uses.loses:
             tokens, took = uses.tokens.mean, uses.tokens.mean - uses.gained.mean

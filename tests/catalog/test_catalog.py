@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from foresay.server.catalog.catalog import KnownShape, find_target, known_targets, of_shape, parameters_of
-from foresay.server.cli.check.pair import check, recommended
+from foresay.server.cli.pair import check, recommended
 from foresay.server.engine.checks import described
 from foresay.server.engine.drafters.registry import ENTRIES
 from foresay.server.settings.config import EngineConfig
@@ -152,7 +152,7 @@ def test_check_knows_a_directory_by_its_name_and_by_its_shape(models, tmp_path, 
     assert "HuggingFaceTB/SmolLM2-135M-Instruct" in report.recommended
     own = ModelConfig.from_directory(models / "target")
     known = known_targets()["Qwen/Qwen3-8B"]
-    monkeypatch.setattr("foresay.server.cli.check.pair.of_shape", lambda shape: [known] if shape == own else [])
+    monkeypatch.setattr("foresay.server.cli.pair.of_shape", lambda shape: [known] if shape == own else [])
     report = check(EngineConfig(target=str(models / "target"), draft="none"))
     assert "has the shape of Qwen/Qwen3-8B" in report.recommended
     assert "eagle3" not in report.recommended, "a head fits the very target alone"

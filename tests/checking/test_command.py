@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
 
-from foresay.server.cli.check.pair import check
-from foresay.server.cli.check.probe import show
 from foresay.server.cli.main import main
-from foresay.server.engine.checks import CheckReport, Finding, Measured
-from foresay.spec.accept import ByDepth
 from tests.checking.pairs import DOUBTFUL, FAULTY, SOUND, Case
-from tests.server.terminal import Terminal
 
 
 def arguments(case: Case, models: Path, space: Path) -> list[str]:
@@ -72,50 +66,6 @@ def test_json_says_the_same(models, tmp_path, capsys) -> None:
     assert facts["memory"]["kv_tokens"] == 640
     held = facts["memory"]["recordings"] + facts["memory"]["kv_cache"]
     assert facts["memory"]["total"] == sum(facts["memory"]["weights"].values()) + held
-
-
-def test_on_a_terminal_it_fits_and_reads_without_colour(models, tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setenv("NO_COLOR", "1")
-    report = check(FAULTY["several"].config(models, tmp_path))
-    out = Terminal()
-    show(report, out)
-    assert "\x1b[1;3" not in out.getvalue()  # bold, but no colour
-    lines = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue()).splitlines()
-    assert max(map(len, lines[1:])) <= 80
-    marks = [line.split()[0] for line in lines[1:-1] if line[:4].strip()]
-    assert marks.count("fail") == sum(finding.status == "fail" for finding in report.findings)
-    assert lines[-1].strip().endswith("faults.")
-
-
-def test_a_probe_fits_a_terminal_however_deep_drafts_were_accepted(monkeypatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("NO_COLOR", "1")
-    depths = ByDepth.of([90 - 9 * depth for depth in range(10)], 100)
-    one = Measured(
-        temperature=0.0,
-        runs=3,
-        tokens=90,
-        speedup=2.5,
-        spread=(1.2, 14.86),
-        drafted_speed=347.5,
-        plain_speed=143.2,
-        tokens_per_step=3.78,
-        propose_share=0.1,
-        accepted_by_depth=depths,
-        same_tokens=True,
-    )
-    finding = Finding(subject="target", status="ok", text="fits")
-    report = CheckReport(target="x", draft="y", works=True, verdict="works", findings=[finding], probe=[one])
-    show(report, out := Terminal())
-    lines = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue()).splitlines()
-    assert [line.rstrip() for line in lines[-4:]] == [
-        "T  speed-up               tokens/s  alone  tokens per step",
-        "0  2.50x (1.20 to 14.86)  347.5     143.2  3.78",
-        "accepted at depth 1, 2, ...: 90% 81% 72% 63% 54% 45% 36% 27% 18% at T 0",
-        "works",
-    ]
 
 
 def test_wrong_usage_is_status_2(capsys) -> None:

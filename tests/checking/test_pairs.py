@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from foresay.server.cli.check.pair import check
+from foresay.server.cli.pair import check
+from foresay.server.cli.probe import CheckReport
 from foresay.server.engine.build import build_engine
-from foresay.server.engine.checks import CheckReport
 from foresay.spec.errors import ForesayError
 from foresay.verifier.model import kept_weights
 from tests.checking.pairs import DOUBTFUL, FAULTY, SOUND

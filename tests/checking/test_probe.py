@@ -9,11 +9,11 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from foresay.server.cli.check.pair import _note_texts, check
-from foresay.server.cli.check.probe import advice, gains, measured
 from foresay.server.cli.main import main
-from foresay.server.cli.measure import Speeds, Twice, Written
-from foresay.server.engine.checks import Finding, Measured, Notes
+from foresay.server.cli.measure import Comparison, Totals, Written, in_turns
+from foresay.server.cli.pair import _note_texts, check
+from foresay.server.cli.probe import advice
+from foresay.server.engine.checks import Notes
 from foresay.spec.accept import ByDepth
 from foresay.spec.trace import SequenceTrace, Statistics
 from tests.checking.pairs import DOUBTFUL, FAULTY, SOUND
@@ -25,46 +25,24 @@ def test_a_pair_is_measured_at_both_temperatures(name, models, tmp_path) -> None
     assert report.works
     assert [one.temperature for one in report.probe] == [0.0, 1.0]
     for one in report.probe:
-        assert one.runs >= 1
+        assert one.texts >= 1
         assert one.same_tokens
-        assert one.speedup is not None and one.spread is not None
-        assert one.spread[0] <= one.speedup <= one.spread[1]
-        assert one.tokens_per_step >= 1
+        assert one.speedup is not None and one.speedup_spread is not None
+        assert one.speedup_spread[0] <= one.speedup <= one.speedup_spread[1]
+        assert one.on.tokens_per_step is not None and one.on.tokens_per_step >= 1
     (texts,) = [finding for finding in report.findings if finding.subject == "texts"]
     assert "the same with the drafter and without" in texts.text
     assert report.verdict.endswith(".")
     assert "On this machine" in report.verdict or "Cannot tell how much it gains" in report.verdict
 
 
-def test_what_int8_of_the_draft_does_is_measured(models, tmp_path) -> None:
-    """Of a model of floats; not of one that is int8 already, nor where nothing but texts drafts."""
-
-    def said(name: str, **settings: str) -> list[Finding]:
-        config = msgspec.structs.replace(SOUND[name].config(models, tmp_path), **settings)
-        found = check(config, probe_seconds=0.5).findings
-        return [each for each in found if each.text.startswith("with --draft-quantize int8: ")]
-
-    (finding,) = said("draft")
-    assert "tokens per step instead of" in finding.text and "at temperature 1" in finding.text
-    assert [one.temperature for one in finding.facts["quantised"]] == [0.0, 1.0]
-    assert all(one.same_tokens for one in finding.facts["quantised"])
-    assert said("draft", draft_quantize="int8") == said("ngram") == []
-
-
-@pytest.mark.parametrize(("ratio", "expected"), [(1.1, True), (1.01, False), (0.9, False)])
-def test_int8_of_the_draft_is_advised_where_it_gains(ratio, expected) -> None:
-    before = [one(1.5), one(1.2)]
-    assert gains(before, [one(1.5 * ratio), one(1.2 * ratio)]) is expected
-    assert not gains(before, [one(3.0), one(1.2)])
-
-
 def test_a_perfect_drafter_is_seen_to_be_right(models, tmp_path) -> None:
     """The target as its own draft model: every draft of every depth is accepted."""
     report = check(DOUBTFUL["twin"].config(models, tmp_path), probe_seconds=0.5)
     for one in report.probe:
-        assert one.tokens_per_step > 3
-        assert one.accepted_by_depth.conditional[0] == 1.0
-        assert min(one.accepted_by_depth.cumulative) > 0.7, "but for the last draft of a text, which is cut short"
+        assert one.on.tokens_per_step is not None and one.on.tokens_per_step > 3
+        assert one.on.accepted_by_depth.conditional[0] == 1.0
+        assert min(one.on.accepted_by_depth.cumulative) > 0.7, "but for the last draft of a text, which is cut short"
 
 
 def test_a_head_that_guesses_is_doubted(models, tmp_path) -> None:
@@ -113,18 +91,31 @@ def test_the_command_prints_what_was_measured(models, tmp_path, capsys, monkeypa
     assert len(json.loads(capsys.readouterr().out)["probe"]) == 2
 
 
-def one(speedup: float, **changes: object) -> Measured:
-    base = Measured(
-        temperature=0.0,
-        runs=4,
-        tokens=400,
-        speedup=speedup,
-        spread=(0.9 * speedup, 1.1 * speedup),
-        drafted_speed=100.0 * speedup,
-        plain_speed=100.0,
-        tokens_per_step=2.5,
-        propose_share=0.2,
+def totals(speed: float, tokens_per_step: float, propose: float = 0.0) -> Totals:
+    return Totals(
+        tokens_per_second=speed,
+        spread=(speed, speed),
+        tokens_per_step=tokens_per_step,
+        drafted_per_depth=[],
+        accepted_per_depth=[],
         accepted_by_depth=ByDepth(),
+        seconds={"queue": 9.0, "propose": propose, "forward": 1.0 - propose},
+    )
+
+
+def one(speedup: float, tokens_per_step: float = 2.5, propose: float = 0.2, **changes: object) -> Comparison:
+    base = Comparison(
+        draft="",
+        drafter="",
+        temperature=0.0,
+        texts=4,
+        on=totals(100.0 * speedup, tokens_per_step, propose),
+        off=totals(100.0, 1.0),
+        speedup=speedup,
+        speedup_spread=(0.9 * speedup, 1.1 * speedup),
+        speedup_interval=None,
+        crowded=0.0,
+        cannot_tell="",
         same_tokens=True,
     )
     return msgspec.structs.replace(base, **changes)
@@ -139,7 +130,7 @@ def one(speedup: float, **changes: object) -> Measured:
         ),
         ([one(0.7), one(0.6, tokens_per_step=1.1)], "slower than the target alone"),
         ([one(0.7), one(0.6, tokens_per_step=1.1)], "writes only 1.10 tokens, so the drafter is seldom right"),
-        ([one(0.8, propose_share=0.6)], "drafting takes 60% of the time; use a smaller drafter, or draft less"),
+        ([one(0.8, propose=0.6)], "drafting takes 60% of the time; use a smaller drafter, or draft less"),
         (
             [one(0.8)],
             "checking the drafts costs more than they save; use --draft none, or draft less (--draft-tokens 2)",
@@ -147,7 +138,7 @@ def one(speedup: float, **changes: object) -> Measured:
         ([one(1.0)], "no faster than the target alone"),
         ([one(1.5), one(0.9, temperature=1.0)], "gains only at temperature 0"),
         (
-            [one(1.5, unknown="the cores were busy")],
+            [one(1.5, cannot_tell="the cores were busy")],
             "Cannot tell how much it gains (1.50x at temperature 0): the cores",
         ),
     ],
@@ -194,14 +185,14 @@ def test_acceptance_is_cumulative_and_conditional() -> None:
     steps = ([0, 3, 2, 1, 0, 3, 1, 2], [0, 3, 3, 0, 2, 1, 3, 0])  # the first of each read the prompt
     written = [Written(list(range(20)), statistics(accepted, 30.0)) for accepted in steps]
     alone = [Written(list(range(20)), statistics([0] * 20, speed)) for speed in (10.0, 20.0)]
-    found = measured(0.0, [Twice(*both) for both in zip(written, alone, strict=True)])
-    assert found.accepted_by_depth == ByDepth(14, [11 / 14, 8 / 14, 5 / 14], [11 / 14, 8 / 11, 5 / 8])
-    assert str(found.accepted_by_depth) == "cumulative 0.79 0.57 0.36, conditional 0.79 0.73 0.62"
-    assert found.tokens_per_step == 2.5
-    assert (found.drafted_speed, found.plain_speed) == (30.0, 15.0)
+    found = Comparison.of(list(zip(written, alone, strict=True)), 0.0)
+    assert found.on.accepted_by_depth == ByDepth(14, [11 / 14, 8 / 14, 5 / 14], [11 / 14, 8 / 11, 5 / 8])
+    assert str(found.on.accepted_by_depth) == "cumulative 0.79 0.57 0.36, conditional 0.79 0.73 0.62"
+    assert found.on.tokens_per_step == 2.5
+    assert (found.on.tokens_per_second, found.off.tokens_per_second) == (30.0, 15.0)
     assert found.speedup == 2.0, "the quotient of the speeds in the same report"
-    assert found.spread == (1.5, 3.0)
-    assert found.propose_share == 0.25
+    assert found.speedup_spread == (1.5, 3.0)
+    assert found.on.propose_share == 0.25
     assert found.same_tokens
 
 
@@ -209,13 +200,14 @@ def test_a_text_that_was_over_with_its_prompt_does_not_count_as_the_slowest() ->
     """Its speed cannot be measured."""
     whole, alone = statistics([3], 0.0), statistics([0] * 4, 10.0)
     usual = statistics([0, 3, 3], 40.0), statistics([0] * 9, 20.0)
-    assert Speeds.of([(whole, alone), usual]) == Speeds.of([usual]) == Speeds(
-        40.0, 20.0, 2.0, (2.0, 2.0), (40.0, 40.0), (20.0, 20.0), (2.0, 2.0)
-    )  # fmt: skip
-    nothing = Speeds.of([(whole, alone)])
-    assert (nothing.speedup, nothing.spread) == (None, None)
-    text = Twice(*(Written([1], numbers) for numbers in (whole, alone)))
-    sentence = advice([measured(0.0, [text])], levels=4)
+    pairs = [[Written([1] * 9, one) for one in both] for both in ((whole, alone), usual)]
+    both, one = (Comparison.of(some, 0.0) for some in (pairs, pairs[1:]))
+    for found in (both, one):
+        assert (found.speedup, found.speedup_spread, found.speedup_interval) == (2.0, (2.0, 2.0), (2.0, 2.0))
+        assert (found.on.spread, found.off.spread) == ((40.0, 40.0), (20.0, 20.0))
+    nothing = Comparison.of(pairs[:1], 0.0)
+    assert (nothing.speedup, nothing.speedup_spread) == (None, None)
+    sentence = advice([nothing], levels=4)
     assert (
         sentence == "Cannot tell how much it gains: every text was over when its prompt was read; ask for longer ones."
     )
@@ -237,17 +229,16 @@ def test_a_text_that_was_over_with_its_prompt_does_not_count_as_the_slowest() ->
 def test_noise_is_no_gain(ratios: list[float], crowded: float, accepted: list[int], said: str) -> None:
     plain = statistics([0] * 20, 10.0)
     texts = [
-        Twice(Written([1] * 20, statistics(accepted, 10.0 * ratio), crowded), Written([1] * 20, plain))
-        for ratio in ratios
+        (Written([1] * 20, statistics(accepted, 10.0 * ratio), crowded), Written([1] * 20, plain)) for ratio in ratios
     ]
-    found = measured(0.0, texts)
-    assert found.unknown.startswith(said) and bool(found.unknown) == bool(said)
+    found = Comparison.of(texts, 0.0)
+    assert found.cannot_tell.startswith(said) and bool(found.cannot_tell) == bool(said)
     assert ("Cannot tell" in advice([found], 3)) == bool(said)
 
 
 def test_an_answer_of_one_token_counts_as_none() -> None:
-    text = Twice(*(Written([1], statistics([0], 0.0)) for _ in range(2)))
-    assert measured(0.0, [text]).unknown == "the model ended after 1 token: nothing to measure"
+    text = [Written([1], statistics([0], 0.0)) for _ in range(2)]
+    assert Comparison.of([text], 0.0).cannot_tell == "the model ended after 1 token: nothing to measure"
 
 
 def test_a_text_that_came_whole_in_one_step_has_the_speed_of_that_step() -> None:
@@ -264,13 +255,26 @@ def test_a_text_that_came_whole_in_one_step_has_the_speed_of_that_step() -> None
 def test_the_speed_up_follows_from_the_speeds_and_lies_among_single_ones() -> None:
     rng = random.Random(0)
     for count in range(1, 60):
-        speeds = [(rng.uniform(1, 500), rng.uniform(1, 500)) for _ in range(count)]
-        pairs = [(statistics([0, 1], one), statistics([0, 1], other)) for one, other in speeds]
-        found = Speeds.of(pairs)
-        assert found.speedup == found.drafted / found.plain and found.spread is not None
-        assert found.spread[0] <= found.speedup * (1 + 1e-9) and found.speedup <= found.spread[1] * (1 + 1e-9)
+        speeds = [(rng.uniform(10, 500), rng.uniform(10, 500)) for _ in range(count)]
+        found = Comparison.of([[Written([1], statistics([0, 1], one)) for one in both] for both in speeds], 0.0)
+        assert found.on.tokens_per_second and found.off.tokens_per_second and found.speedup and found.speedup_spread
+        assert found.speedup == pytest.approx(found.on.tokens_per_second / found.off.tokens_per_second, rel=2e-3)
+        assert found.speedup_spread[0] <= found.speedup <= found.speedup_spread[1]
 
 
 def test_another_token_is_noticed() -> None:
-    pair = Twice(Written([1, 2], statistics([0, 1], 9.0)), Written([1, 3], statistics([0, 1], 9.0)))
-    assert not measured(0.0, [pair]).same_tokens
+    pair = [Written(tokens, statistics([0, 1], 9.0)) for tokens in ([1, 2], [1, 3])]
+    assert not Comparison.of([pair], 0.0).same_tokens
+
+
+def test_cases_are_decoded_in_one_order_and_the_other() -> None:
+    order: list[str] = []
+
+    def write(case: str, way: str) -> Written:
+        order.append(case + way)
+        return Written([len(order)], statistics([0], 0.0))
+
+    cases = [(turn, case) for turn in range(3) for case in "xy"]
+    texts = [(case, [text.tokens for text in both]) for case, both in in_turns("ab", cases, write)]
+    assert order == ["xa", "xb", "ya", "yb", "xb", "xa", "yb", "ya", "xa", "xb", "ya", "yb"]
+    assert texts[:3] == [("x", [[1], [2]]), ("y", [[3], [4]]), ("x", [[6], [5]])], "in the order of the ways"

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import torch
 
-from foresay.server.cli.check.pair import check
+from foresay.server.cli.pair import check
 from foresay.server.engine.build import fitting, plan
 from foresay.server.engine.device import Device
 from foresay.server.engine.drafters.heads import Eagle

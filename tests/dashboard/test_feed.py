@@ -18,6 +18,7 @@ from foresay.server.api.about import dashboard
 from foresay.server.api.about.dashboard import FEED, Feed
 from foresay.server.gateway.keys import KeyStore
 from foresay.server.http.auth import AuthMiddleware, Origins
+from foresay.server.observe.telemetry.telemetry import Telemetry
 from tests.gateway.guarded import ALICE, BOB, bearer, guarded
 from tests.server.scripted import END, ScriptedEngine, served
 from tests.server.wire import until
@@ -141,30 +142,6 @@ async def test_a_server_that_drains_says_so(tokenizer):
         await draining
 
 
-async def test_an_event_is_made_once_for_all_readers(tokenizer, monkeypatch):
-    services, made = [], []
-    async with served(ScriptedEngine([END]), tokenizer, services.append) as client:
-        telemetry = services[0].telemetry
-        snapshot = telemetry.snapshot
-
-        async def counted():
-            made.append(telemetry.clock())
-            return await snapshot()
-
-        monkeypatch.setattr(telemetry, "snapshot", counted)
-        responses = [await client.get("/dashboard/feed") for _ in range(40)]
-        await asyncio.gather(*(third(events(response)) for response in responses))
-        assert 3 <= len(made) < len(responses)
-        for response in responses:
-            response.close()
-
-
-async def third(frames):
-    for _ in range(2):
-        await anext(frames)
-    return await anext(frames)
-
-
 @pytest.mark.parametrize("path", ["state", "feed", "requests", "requests/x"])
 async def test_a_page_whose_name_was_pointed_here_gets_nothing(tokenizer, path):
     """DNS rebinding: to the browser the request is one of the page's own, and has no origin."""
@@ -208,7 +185,7 @@ async def test_a_reader_that_stops_reading_holds_nobody_up_and_is_hung_up_on(tok
         finally:
             reading.remove(http)
 
-    async def much(self, telemetry):
+    async def much(telemetry):
         nonlocal made
         made += 1
         return msgspec.Raw(b'"%s"' % (b"x" * 8_000_000))  # no socket holds that much
@@ -226,7 +203,7 @@ async def test_a_reader_that_stops_reading_holds_nobody_up_and_is_hung_up_on(tok
         monkeypatch.setattr(app_feed, "_stall", 3600.0)
         monkeypatch.setattr(Feed, "serve", counted)
         with monkeypatch.context() as patch:
-            patch.setattr(Feed, "_snapshot", much)
+            patch.setattr(Telemetry, "snapshot", much)
             deaf = deaf_client(client, "/dashboard/feed")
             await until(lambda: limits)
         async with client.get("/dashboard/feed") as response:

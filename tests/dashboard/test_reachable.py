@@ -127,7 +127,7 @@ async def test_an_open_explanation_stays_open_while_numbers_change(tokenizer: To
         await posted(visit)
         await page.get_by_role("button", name="What is meant: Tokens per pass").click()
         await posted(visit)
-        await expect(page.locator("[data-total=requests] b")).to_have_text("2")
+        await expect(page.locator("[data-total=request_success] b")).to_have_text("2")
         await expect(open_).to_contain_text("one pass of the model")
 
 
@@ -146,6 +146,6 @@ async def test_a_finger_reads_explanations_and_charts(tokenizer: Tokenizer) -> N
         await depth.tap(position={"x": 80, "y": 60})
         await expect(reported).to_have_text(re.compile("^token 1: right in"))
         await posted(visit)
-        await expect(page.locator("[data-total=requests] b")).to_have_text("2")  # and all of it is drawn again
+        await expect(page.locator("[data-total=request_success] b")).to_have_text("2")  # and all of it is drawn again
         await expect(reported).to_have_text(re.compile("^token 1: right in"))
         await expect(page.locator("#by-depth .bar").first).to_have_class("bar chosen")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from foresay.server.observe.telemetry.window import Window
+from foresay.server.observe.telemetry.counters import Counters
 from tests.server.scripted import END, STEP, ScriptedEngine, served
 
 ASKS: dict[str, dict[str, object]] = {
@@ -69,11 +69,11 @@ def test_plain_steps_by_request_say_nothing_of_whether_speculation_pays():
     counted = {"rows": 5, "drafted": 4, "accepted": 2, "emitted": 3}
     step = msgspec.structs.replace(STEP, **counted, seconds={"forward": 0.02}, root_seconds=0.01)
     in_vain = msgspec.structs.replace(step, rows=1, drafted=0, accepted=0, emitted=1)
-    window = Window()
-    window.step(step)
-    assert window.speed_up == pytest.approx(1.5)
-    window.step(msgspec.structs.replace(in_vain, plain=1))
-    assert window.speed_up == pytest.approx(1.5)
-    assert (window.steps, window.decode_steps) == (2, 1)
-    window.step(in_vain)
-    assert window.speed_up == pytest.approx(1.0)
+    counters = Counters()
+    counters.step(step)
+    assert counters.speed_up == pytest.approx(1.5)
+    counters.step(msgspec.structs.replace(in_vain, plain=1))
+    assert counters.speed_up == pytest.approx(1.5)
+    assert (counters.engine_steps, counters.decode_steps) == (2, 1)
+    counters.step(in_vain)
+    assert counters.speed_up == pytest.approx(1.0)

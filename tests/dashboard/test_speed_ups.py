@@ -14,12 +14,13 @@ import aiohttp
 import pytest
 from playwright.async_api import expect
 
-from foresay.server.cli.check.pair import check
-from foresay.server.cli.check.probe import plain
 from foresay.server.cli.main import main
+from foresay.server.cli.pair import check
+from foresay.server.cli.probe import plain
 from foresay.server.host.service import Service
 from foresay.server.observe.telemetry.log import Reporter
 from foresay.server.observe.telemetry.telemetry import Telemetry
+from foresay.server.observe.telemetry.verdict import judged
 from foresay.server.settings.config import EngineConfig
 from foresay.server.text.tokenizer import Tokenizer
 from tests.dashboard.browsing import needs_chromium, visiting
@@ -48,9 +49,9 @@ def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tup
     script, wild, truth = SCRIPTS[request.param]
     clock = Clock(wild)
     clock.give(monkeypatch)
-    for module in ("host.local", "cli.check.probe"):
+    for module in ("host.local", "cli.probe"):
         monkeypatch.setattr(f"foresay.server.{module}.build_engine", building(script, clock))
-    monkeypatch.setattr("foresay.server.cli.check.probe.PROMPTS", ("a", "b", "c", "d", "e", "f"))
+    monkeypatch.setattr("foresay.server.cli.probe.PROMPTS", ("a", "b", "c", "d", "e", "f"))
     return script, clock, truth
 
 
@@ -92,7 +93,8 @@ def test_the_probe_says_the_truth(case) -> None:
     if truth != UNKNOWN:
         for one in report.probe:
             assert one.speedup == pytest.approx(script.speed_up, rel=CLOSE)
-            assert one.speedup == pytest.approx(one.drafted_speed / one.plain_speed, rel=0.001)
+            assert one.on.tokens_per_second and one.off.tokens_per_second
+            assert one.speedup == pytest.approx(one.on.tokens_per_second / one.off.tokens_per_second, rel=0.001)
 
 
 @asynccontextmanager
@@ -128,8 +130,8 @@ async def test_the_log_and_the_verdict_say_the_truth(case, tokenizer, caplog) ->
         reporter.report()
         live = (await service.telemetry.snapshot()).live
     line = [record.getMessage() for record in caplog.records if record.getMessage().startswith("Speculation: ")][-1]
-    print(line, service.telemetry.verdict())
-    verdict = service.telemetry.verdict()
+    print(line, judged(service.telemetry.minute()))
+    verdict = judged(service.telemetry.minute())
     if truth == UNKNOWN:
         assert verdict.sentence.startswith("Cannot tell whether speculation pays: ")
         assert re.search(r"\(estimated; cannot tell: .*\)$", line)

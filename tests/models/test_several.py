@@ -232,7 +232,7 @@ async def test_a_client_that_leaves_while_it_waits_frees_its_slot(tokenizer):
         waiting = asyncio.create_task(server.client.post("/v1/completions", json=ask))
         await server.settle("fox", "coming")
         assert await server.json("/load") == {"running": 0, "waiting": 1, "server_load": 1}
-        assert (await server.json("/dashboard/state"))["snapshot"]["live"]["gauges"]["waiting"] == 1
+        assert (await server.json("/dashboard/state"))["snapshot"]["live"]["gauges"]["num_requests_waiting"] == 1
         full = await server.client.post("/v1/completions", json=ask)
         assert full.status == 429 and (await full.json())["error"]["code"] == "queue_full"
         waiting.cancel()

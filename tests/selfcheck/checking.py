@@ -11,7 +11,7 @@ from aiohttp import web
 
 from foresay.server.engine.generation import ServedEngine
 from foresay.server.observe.selfcheck import SelfCheck
-from foresay.server.observe.telemetry.counts import SelfCheckCounts
+from foresay.server.observe.telemetry.records import SelfCheckCounts
 from foresay.server.text.choice import Choice
 from foresay.spec.request import Delta, Request
 from foresay.spec.sampling import SamplingParams
@@ -79,7 +79,7 @@ class Checking:
 
     async def settled(self, answers: int) -> None:
         """Wait until so many have been checked or skipped."""
-        await until(lambda: self.counts.checked + self.counts.skipped >= answers)
+        await until(lambda: self.counts.self_check_requests + self.counts.self_check_skipped >= answers)
 
 
 @asynccontextmanager

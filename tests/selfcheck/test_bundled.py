@@ -63,9 +63,9 @@ async def test_all_kinds_of_answers_are_those_of_plain_decoding(engine: Engine) 
             tokens += body["usage"]["completion_tokens"]
             choices += len(body["choices"])
         counts = service.telemetry.self_check
-        await until(lambda: counts.checked == choices)
-        assert (counts.mismatches, counts.skipped, counts.waiting) == (0, 0, 0)
-        assert counts.tokens == tokens
+        await until(lambda: counts.self_check_requests == choices)
+        assert (counts.self_check_mismatch, counts.self_check_skipped, counts.self_check_waiting) == (0, 0, 0)
+        assert counts.self_check_tokens == tokens
         assert all(not again.speculate and again.fork_of is None for again in stepped.checks)
         assert len({again.params.seed for again in stepped.checks if len(again.prompt) < 6}) == 4
     engine.check()
@@ -76,9 +76,9 @@ async def test_re_runs_leave_the_numbers_of_the_traffic_alone(engine: Engine) ->
         telemetry, counts = service.telemetry, service.telemetry.self_check
         await answered(client, prompt="The old king", max_tokens=20, temperature=1)
         before, kept = telemetry.totals(), engine.pool.idle
-        await until(lambda: counts.checked == 1)
+        await until(lambda: counts.self_check_requests == 1)
         after = telemetry.totals()
-        for name in ("steps", "emitted", "tokens", "runs", "decode_seconds", "prompt_tokens", "phases", "finished"):
+        for name in ("engine_steps", "generation_tokens", "decode_seconds", "prompt_tokens", "request_success"):
             assert getattr(before, name) == getattr(after, name), name
         assert before.step_seconds.counts == after.step_seconds.counts
         assert engine.pool.idle == kept, "no page of it stays"
@@ -100,12 +100,14 @@ async def test_a_broken_accept_rule_is_found(
         counts = service.telemetry.self_check
         with caplog.at_level(logging.WARNING, "foresay.selfcheck"):
             body = await answered(client, "found", prompt="Once upon a time", max_tokens=40, temperature=1)
-            await until(lambda: counts.checked == 1)
-        assert counts.mismatches == 1
-        assert 0 < counts.tokens <= 40
+            await until(lambda: counts.self_check_requests == 1)
+        assert counts.self_check_mismatch == 1
+        assert 0 < counts.self_check_tokens <= 40
         state = await (await client.get("/dashboard/state")).json()
         scrape = Scrape(await (await client.get("/metrics")).text())
-    assert state["snapshot"]["self_check"]["mismatches"] == scrape.sum("foresay:self_check_mismatch_total") == 1
+    assert (
+        state["snapshot"]["self_check"]["self_check_mismatch"] == scrape.sum("foresay:self_check_mismatch_total") == 1
+    )
     [line] = [record.getMessage() for record in caplog.records if record.name == "foresay.selfcheck"]
     assert re.match(r"self-check: request \w+-0 \(X-Request-Id found, seed 11\) differs at output position \d+", line)
     assert line.endswith("on this machine, which claims to be exact")
@@ -121,14 +123,14 @@ async def test_kept_kv_that_went_bad_is_found(engine: Engine) -> None:
     async with serving(engine) as (client, service, _):
         counts = service.telemetry.self_check
         first = await answered(client, **ask)
-        await until(lambda: counts.checked == 1)
-        assert counts.mismatches == 0
+        await until(lambda: counts.self_check_requests == 1)
+        assert counts.self_check_mismatch == 0
         spoil_kept_pages(engine)
         second = await answered(client, **ask)
         assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
         assert second["choices"][0]["text"] != first["choices"][0]["text"]
-        await until(lambda: counts.checked == 2)
-        assert counts.mismatches == 1
+        await until(lambda: counts.self_check_requests == 2)
+        assert counts.self_check_mismatch == 1
     assert engine.prefix is not None
     engine.pool.evict(len(engine.prefix))
 

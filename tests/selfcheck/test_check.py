@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from foresay.server.engine.generation import Sink
 from foresay.server.observe import selfcheck
 from foresay.server.observe.selfcheck import MOST_ANSWERS
-from foresay.server.observe.telemetry.counts import SelfCheckCounts
+from foresay.server.observe.telemetry.records import SelfCheckCounts
 from foresay.server.schemas.errors import EngineFailed, Unavailable
 from foresay.spec.request import Request
 from tests.provenance import clock
@@ -36,7 +36,7 @@ async def test_every_answer_is_compared_token_by_token() -> None:
         await checker.ask(request("a"), request("b", max_tokens=20, seed=5))
         await checker.ask(request("c", max_tokens=1))
         await checker.settled(3)
-    assert checker.counts == SelfCheckCounts(share=1.0, checked=3, tokens=12 + 20 + 1)
+    assert checker.counts == SelfCheckCounts(share=1.0, self_check_requests=3, self_check_tokens=12 + 20 + 1)
     for sent, again in zip(engine.requests[:3], checks(engine), strict=True):
         assert (again.prompt, again.params.max_tokens) == (sent.prompt, sent.params.max_tokens)
         assert not again.speculate
@@ -49,7 +49,9 @@ async def test_a_difference_is_counted_and_warned_of_without_a_text(caplog: pyte
         with caplog.at_level(logging.WARNING, "foresay.selfcheck"):
             await checker.ask(request("cmpl-1", seed=3, max_tokens=9))
             await checker.settled(1)
-    assert checker.counts == SelfCheckCounts(share=1.0, checked=1, tokens=6, mismatches=1)
+    assert checker.counts == SelfCheckCounts(
+        share=1.0, self_check_requests=1, self_check_tokens=6, self_check_mismatch=1
+    )
     assert caplog.messages == [
         "self-check: request cmpl-1 (X-Request-Id -, seed 3) differs at output position 5: "
         "plain decoding writes another token, on this machine, which claims to be exact"
@@ -66,7 +68,7 @@ async def test_a_plain_text_that_ends_before_is_a_difference(caplog: pytest.LogC
         with caplog.at_level(logging.WARNING, "foresay.selfcheck"):
             await checker.ask(request("a", max_tokens=9))
             await checker.settled(1)
-    assert (checker.counts.mismatches, checker.counts.tokens) == (1, 5)
+    assert (checker.counts.self_check_mismatch, checker.counts.self_check_tokens) == (1, 5)
     assert "differs at output position 4: plain decoding writes another token" in caplog.text
 
 
@@ -77,11 +79,11 @@ async def test_the_configured_share_is_picked() -> None:
         for number in range(200):
             await checker.ask(request(f"r{number}", max_tokens=9))
             if number % 40 == 39:
-                await until(lambda: not checker.counts.waiting)
+                await until(lambda: not checker.counts.self_check_waiting)
     drawn = random.Random(8)
     expected = sum(drawn.random() < 0.25 for _ in range(200))
     assert 30 < expected < 70
-    assert (checker.counts.checked, len(checks(engine))) == (expected, expected)
+    assert (checker.counts.self_check_requests, len(checks(engine))) == (expected, expected)
 
 
 @clock.jumping
@@ -104,7 +106,7 @@ async def test_it_waits_until_nobody_needs_the_engine() -> None:
         short = checker.begin(request("short", max_tokens=3))
         await short.over.wait()
         await asyncio.sleep(0.1)
-        assert (checks(engine), checker.counts.waiting) == ([], 1)
+        assert (checks(engine), checker.counts.self_check_waiting) == ([], 1)
         await running.over.wait()
         checker.idle.set()
         await checker.settled(2)
@@ -119,7 +121,7 @@ async def test_it_waits_until_nothing_has_come_for_a_moment(monkeypatch: pytest.
         for number in range(6):
             await checker.ask(request(f"r{number}"))
             await asyncio.sleep(0.3)
-        assert (checks(engine), checker.counts.waiting) == ([], 6)
+        assert (checks(engine), checker.counts.self_check_waiting) == ([], 6)
         await checker.settled(6)
 
 
@@ -142,7 +144,7 @@ async def test_a_request_that_comes_ends_the_re_run_first_and_it_is_made_later(t
         await checker.settled(times + 1)
     tokens = times * 2 + (0 if given_up else 60)
     assert checker.counts == SelfCheckCounts(
-        share=1.0, checked=times + 1 - given_up, tokens=tokens, skipped=int(given_up)
+        share=1.0, self_check_requests=times + 1 - given_up, self_check_tokens=tokens, self_check_skipped=int(given_up)
     )
     ids = [again.id for again in checks(engine)]
     assert len(set(ids)) == len(ids), "nothing that is still under way can be taken for the next one"
@@ -161,7 +163,7 @@ async def test_cancelled_and_failed_requests_are_not_checked() -> None:
         engine.fail_after = None
         await checker.ask(request("good"))
         await checker.settled(1)
-    assert (checker.counts.checked, [again.params.max_tokens for again in checks(engine)]) == (1, [12])
+    assert (checker.counts.self_check_requests, [again.params.max_tokens for again in checks(engine)]) == (1, [12])
 
 
 @clock.jumping
@@ -174,7 +176,9 @@ async def test_a_re_run_that_dies_with_the_engine_is_skipped(caplog: pytest.LogC
         await checker.settled(1)
         engine.fail_after = None
         await checker.settled(2)
-    assert checker.counts == SelfCheckCounts(share=1.0, checked=1, tokens=12, skipped=1)
+    assert checker.counts == SelfCheckCounts(
+        share=1.0, self_check_requests=1, self_check_tokens=12, self_check_skipped=1
+    )
     assert caplog.messages == []
 
 
@@ -193,13 +197,13 @@ async def test_while_no_engine_is_there_the_answers_wait() -> None:
         checker.taking = False
         await checker.ask(request("a"))
         await asyncio.sleep(0.1)
-        assert (checks(engine), checker.counts.waiting) == ([], 1)
+        assert (checks(engine), checker.counts.self_check_waiting) == ([], 1)
         checker.taking, engine.down = True, True  # it dies between the look and the request
         await asyncio.sleep(0.1)
-        assert (checker.counts.waiting, checker.counts.skipped) == (1, 0)
+        assert (checker.counts.self_check_waiting, checker.counts.self_check_skipped) == (1, 0)
         engine.down = False
         await checker.settled(1)
-    assert checker.counts == SelfCheckCounts(share=1.0, checked=1, tokens=12)
+    assert checker.counts == SelfCheckCounts(share=1.0, self_check_requests=1, self_check_tokens=12)
 
 
 @clock.jumping
@@ -207,9 +211,12 @@ async def test_too_many_answers_are_skipped() -> None:
     engine = ScriptedEngine(TOKENS, run=9)
     async with checking(engine) as checker:
         await checker.ask(*(request(f"r{number}", prompt=[number]) for number in range(100)))
-        assert (checker.counts.waiting, checker.counts.skipped) == (MOST_ANSWERS, 100 - MOST_ANSWERS)
-        await until(lambda: not checker.counts.waiting)
-    assert (checker.counts.checked, checker.counts.skipped) == (MOST_ANSWERS, 100 - MOST_ANSWERS)
+        assert (checker.counts.self_check_waiting, checker.counts.self_check_skipped) == (
+            MOST_ANSWERS,
+            100 - MOST_ANSWERS,
+        )
+        await until(lambda: not checker.counts.self_check_waiting)
+    assert (checker.counts.self_check_requests, checker.counts.self_check_skipped) == (MOST_ANSWERS, 100 - MOST_ANSWERS)
     assert [again.prompt for again in checks(engine)] == [[number] for number in range(100)][-MOST_ANSWERS:]
 
 
@@ -219,9 +226,11 @@ async def test_what_other_weights_wrote_is_not_checked() -> None:
     async with checking(engine) as checker:
         checker.begin(request("waits", max_tokens=3))
         late = checker.begin(request("late", max_tokens=60))
-        await until(lambda: checker.counts.waiting == 1)
+        await until(lambda: checker.counts.self_check_waiting == 1)
         engine.info = replace(INFO, identity={"weights": "others"})
         await late.over.wait()
         await checker.ask(request("new", max_tokens=4))
         await checker.settled(2)
-    assert checker.counts == SelfCheckCounts(share=1.0, checked=1, tokens=4, skipped=1)
+    assert checker.counts == SelfCheckCounts(
+        share=1.0, self_check_requests=1, self_check_tokens=4, self_check_skipped=1
+    )

@@ -10,7 +10,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from foresay.server.cli.check.pair import check
+from foresay.server.cli.pair import check
 from foresay.server.engine.build import build_engine
 from foresay.server.engine.drafters.custom import Custom
 from foresay.server.engine.drafters.registry import drafts

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from foresay.server.cli.check.pair import check
+from foresay.server.cli.pair import check
 from foresay.server.engine.device import Device, find_device
 from foresay.server.engine.numbers import bits_of, choose_dtype, with_kv
 from foresay.server.settings.config import EngineConfig

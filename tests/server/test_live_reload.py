@@ -166,7 +166,9 @@ async def test_a_request_cancelled_after_the_change_stops(served: Served) -> Non
         await served.reload(draft)
     running.cancel()
     await asyncio.gather(running, *others, return_exceptions=True)
-    await until(lambda: not (served.models.first.service.telemetry.gauges.running or served.engine._in_flight))
+    await until(
+        lambda: not (served.models.first.service.telemetry.gauges.num_requests_running or served.engine._in_flight)
+    )
 
 
 @pytest.mark.parametrize("broken", [True, False], ids=["seen when it is read", "seen at once"])

@@ -1,38 +1,34 @@
-"""The tables of docs/metrics.md, made of the declared metrics: ``python -m tests.telemetry.page`` renews them."""
+"""The tables of docs/metrics.md, made of the declared metrics: ``python -m tests.telemetry.page`` renews their rows.
+Which table has a metric is said there."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
 from pathlib import Path
 
-from foresay.server.observe.telemetry.metrics import SECTIONS, Metric
+from foresay.server.observe.telemetry.counters import Counters
+from foresay.server.observe.telemetry.metrics import Metric, declared
+from foresay.server.observe.telemetry.records import Connections, EngineGauges, Gauges, SelfCheckCounts, Startup
 
+RECORDS = (Counters, Gauges, EngineGauges, Startup, Connections, SelfCheckCounts)
+METRICS = {name: metric for record in RECORDS for name, metric in declared(record).items()}
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
-HEAD = "| metric | type | |\n|---|---|---|\n"
+ROW = re.compile(r"^\| `foresay:(\w+?)(?:_total)?(?:\{.*\})?`.*\n", re.MULTILINE)
 
 
-def row(metric: Metric) -> str:
+def row(name: str, metric: Metric) -> str:
     """The line of one metric."""
-    name = metric.name + ("_total" if metric.kind == "counter" else "")
+    name += "_total" if metric.kind == "counter" else ""
     labels = f"{{{', '.join(metric.labels)}}}" if metric.labels else ""
     mark = " v" if metric.vllm is True else ""
     return f"| `foresay:{name}{labels}`{mark} | {metric.kind} | {metric.about.rstrip('.')} |\n"
 
 
 def renewed(page: str) -> str:
-    """The page with the tables as they are now, each first under its heading."""
-    for heading, metrics in SECTIONS.items():
-        page = _with_table(page, f"### {heading}\n\n", metrics)
-    return page
-
-
-def _with_table(page: str, heading: str, metrics: Sequence[Metric]) -> str:
-    before, found, after = page.partition(heading)
-    assert found, f"docs/metrics.md lacks the heading {heading.strip()}"
-    lines = after.splitlines(keepends=True)
-    while lines and lines[0].startswith("|"):
-        del lines[0]
-    return before + heading + HEAD + "".join(map(row, metrics)) + "\n" + "".join(lines).lstrip("\n")
+    """The page with the rows as they are now."""
+    listed = ROW.findall(page)
+    assert sorted(listed) == sorted(METRICS), f"in only one of both: {set(listed) ^ set(METRICS)}"
+    return ROW.sub(lambda found: row(found[1], METRICS[found[1]]), page)
 
 
 if __name__ == "__main__":

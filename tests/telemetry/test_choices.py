@@ -7,7 +7,7 @@ import logging
 import msgspec
 import pytest
 
-from foresay.server.observe.telemetry.window import Window
+from foresay.server.observe.telemetry.ring import Ring
 from foresay.spec.trace import NOT_PAYING, StepTrace
 from tests.server.scripted import STEP
 from tests.telemetry.test_verdict import Run
@@ -23,14 +23,18 @@ def step(choice: str, news: str = "") -> StepTrace:
 
 
 def test_steps_are_counted_by_who_was_chosen() -> None:
-    total = Window()
-    for choices in (("none", "suffix", "suffix"), ("suffix+draft_model", ""), ("none",)):
-        second = Window()
+    ring = Ring()
+    for now, choices in enumerate((("none", "suffix", "suffix"), ("suffix+draft_model", ""), ("none",)), start=1):
         for choice in choices:
-            second.step(step(choice, GAINS if choice == "suffix" else ""))
-        total.add(second)
-    assert total.chosen == {"none": 2, "suffix": 2, "suffix+draft_model": 1}
-    assert total.news == GAINS
+            ring.at(now).step(step(choice, GAINS if choice == "suffix" else ""))
+    span = ring.since(1)
+    assert (
+        span.spec_decode_num_choices
+        == ring.total().spec_decode_num_choices
+        == {"none": 2, "suffix": 2, "suffix+draft_model": 1}
+    )
+    assert span.news is not None and span.news.news == GAINS
+    assert ring.since(2).spec_decode_num_choices == {"none": 1, "suffix+draft_model": 1} and ring.since(2).news is None
 
 
 def test_another_leader_is_logged_once_and_that_none_pays_is_a_warning_once_there_is_evidence(

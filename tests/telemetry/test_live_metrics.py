@@ -1,4 +1,5 @@
-"""The real server with the bundled pair: what it counts, what others make of its metrics, and what it never tells."""
+"""The real server with the bundled pair: numbers that are shown in several views (in /metrics, by responses, token by
+token, on the page, in the log) are one number each; what others make of its metrics; and what it never tells."""
 
 from __future__ import annotations
 
@@ -15,66 +16,157 @@ from typing import Any
 import aiohttp
 import pytest
 
-from foresay.server.observe.telemetry.metrics import REPLICAS, SECTIONS
+from foresay.spec.accept import ByDepth, tokens_per_step
 from tests.server.live import LiveServer
 from tests.telemetry import page
 from tests.telemetry.scraping import Scrape, Sums, scraped
 
+Json = dict[str, Any]
+
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = "xylophone"
-ASKS: list[dict[str, Any]] = [
-    {"prompt": f"Once upon a time a {SECRET}. " * 9, "max_tokens": 40, "temperature": 0},
-    {"prompt": "The little fox said", "max_tokens": 48, "temperature": 0.8, "seed": 5, "stop": ["e t"], "stream": True},
+EXTRA: Json = {"spec_decode_metrics": "detailed", "provenance": True, "return_token_ids": True}
+ASKS: list[Json] = [
+    {"prompt": f"Once upon a time a {SECRET}. " * 9, "max_tokens": 60, "temperature": 0},
+    {"prompt": "The little fox said", "max_tokens": 64, "temperature": 0.8, "seed": 5, "stop": ["e t", "."]},
     {"prompt": "The little fox said", "max_tokens": 24, "temperature": 1, "seed": 6, "n": 3},
-    {"prompt": ["One day", "Then the"], "max_tokens": 16, "stream": True, "stop": ["a"]},
     {"prompt": "Tell me", "max_tokens": 20, "structured_outputs": {"choice": ["once upon a time", "the end of it"]}},
+    {"prompt": "One day", "max_tokens": 12, "speculation": {"off": True}},
+    # Stop strings of one letter end texts in any place of a run, in the last one too, which the limit has ended.
+    *({"prompt": "Then the", "max_tokens": 4 + seed % 9, "seed": seed, "stop": ["a", "i"]} for seed in range(20)),
 ]
 
 
-async def asked(session: aiohttp.ClientSession, url: str, ask: dict[str, Any]) -> dict[str, Any]:
-    """The usage and metrics of a response."""
-    body = ask | {"spec_decode_metrics": "detailed"}
-    if ask.get("stream"):
-        body["stream_options"] = {"include_usage": True}
-    async with session.post(f"{url}/v1/completions", json=body) as response:
-        text = await response.text()
-        assert response.status == 200, text
-    last: dict[str, Any] = json.loads(text.split("\n\n")[-3].removeprefix("data: ") if ask.get("stream") else text)
-    return last
+async def posted(session: aiohttp.ClientSession, url: str, ask: Json) -> Json:
+    async with session.post(f"{url}/v1/completions", json=ask | EXTRA) as response:
+        assert response.status == 200, await response.text()
+        body: Json = await response.json()
+        return body
 
 
-def choices(ask: dict[str, Any]) -> int:
-    count: int = ask.get("n", 1) * (len(ask["prompt"]) if isinstance(ask["prompt"], list) else 1)
-    return count
+class Seen:
+    """The requests of a server, and what each of its views shows. state, listed: of the page."""
 
+    def __init__(self, bodies: list[Json], scrape: Scrape, state: Json, listed: list[Json], log: str) -> None:
+        self.bodies, self.scrape, self.state, self.listed, self.log = bodies, scrape, state, listed, log
 
-@pytest.fixture(scope="module")
-def sums() -> Sums:
-    """What the responses of this module said so far."""
-    return Sums()
+    @property
+    def choices(self) -> list[Json]:
+        return [choice for body in self.bodies for choice in body["choices"]]
 
 
 @pytest.fixture(scope="module")
-def scrape(url: str, sums: Sums) -> Scrape:
-    """After some traffic of every kind, one by one and all at once."""
-    return asyncio.run(after_traffic(url, sums))
+def seen(url: str, live: LiveServer) -> Seen:
+    return asyncio.run(_seen(url, live))
 
 
-async def after_traffic(url: str, sums: Sums) -> Scrape:
+async def _seen(url: str, live: LiveServer) -> Seen:
     async with aiohttp.ClientSession() as session:
-        for ask in ASKS:
-            sums.add(await asked(session, url, ask), choices(ask))
-        for ask, body in zip(ASKS, await asyncio.gather(*(asked(session, url, ask) for ask in ASKS)), strict=True):
-            sums.add(body, choices(ask))
-    return await scraped(url)
+        bodies = [await posted(session, url, ask) for ask in ASKS]
+        bodies += await asyncio.gather(*(posted(session, url, ask) for ask in ASKS))
+        drafted = of_metrics(await scraped(url))[0]
+        async with asyncio.timeout(120):  # until the log has the last of them
+            while sum(int(line["drafted"].replace(",", "")) for line in LINE.finditer(live.output)) < drafted:
+                await asyncio.sleep(0.1)
+
+        async def page(name: str) -> Any:
+            return await (await session.get(f"{url}/dashboard/{name}")).json()
+
+        tokens, state = sum(body["usage"]["completion_tokens"] for body in bodies), await page("state")
+        async with asyncio.timeout(60):  # the last step may have drafted nothing, and its second goes on
+            while sum(point["tokens"] for point in state["history"]["seconds"]) < tokens:
+                await asyncio.sleep(0.1)
+                state = await page("state")
+        listed = await page("requests")
+    return Seen(bodies, await scraped(url), state, listed, live.output)
 
 
-def test_the_counters_are_the_sums_of_the_responses(scrape: Scrape, sums: Sums) -> None:
-    sums.check(scrape)
-    assert sums.accepted > 0 and sums.cached > 0
-    drafted = scrape.by("foresay:spec_decode_num_draft_tokens_total", "drafter")
+@pytest.fixture(scope="module")
+def scrape(seen: Seen) -> Scrape:
+    return seen.scrape
+
+
+@pytest.fixture(scope="module")
+def sums(seen: Seen) -> Sums:
+    """What the responses said."""
+    sums = Sums()
+    for body in seen.bodies:
+        sums.add(body, len(body["choices"]))
+    return sums
+
+
+def of_metrics(scrape: Scrape) -> tuple[float, float, float]:
+    names = ("num_draft_tokens", "num_accepted_tokens", "num_discarded_tokens")
+    drafted, accepted, discarded = (scrape.sum(f"foresay:spec_decode_{name}_total") for name in names)
+    return drafted, accepted, discarded
+
+
+def test_three_tellings_of_one_number(seen: Seen, sums: Sums) -> None:
+    sums.check(seen.scrape)
+    steps = [step for choice in seen.choices for step in choice["provenance"]["steps"]]
+    responses = (sums.drafted, sums.accepted)
+    wire = (sum(step["drafted"] for step in steps), sum(step["accepted"] for step in steps))
+    listed = (sum(one["drafted"] for one in seen.listed), sum(one["accepted"] for one in seen.listed))
+    assert (responses, wire, listed) == (of_metrics(seen.scrape)[:2],) * 3
+    assert sums.accepted > 100 and sums.cached > 0
+    drafted = seen.scrape.by("foresay:spec_decode_num_draft_tokens_total", "drafter")
     assert set(drafted) <= {"draft_model", "grammar"} and drafted["draft_model"] > 0
-    assert scrape.sum("foresay:spec_decode_num_draft_tokens_per_pos_total") == sum(drafted.values())
+    assert seen.scrape.sum("foresay:spec_decode_num_draft_tokens_per_pos_total") == sum(drafted.values())
+    assert of_metrics(seen.scrape)[2] == sum(one["discarded"] for one in seen.listed) > 10, "stop strings cut runs"
+
+
+def test_tokens_per_step_is_one_number(seen: Seen) -> None:
+    """Of all answers together, and of each: in /metrics, twice on the page, by the responses."""
+    steps = {
+        (body["id"], choice["index"]): len(choice["provenance"]["steps"])
+        for body in seen.bodies
+        for choice in body["choices"]
+    }
+    tokens = sum(body["usage"]["completion_tokens"] for body in seen.bodies)
+    wanted = tokens_per_step(tokens, sum(steps.values()))
+    histogram = "foresay:spec_decode_tokens_per_step"
+    assert seen.scrape.sum(f"{histogram}_sum") / seen.scrape.sum(f"{histogram}_count") == wanted
+    points = seen.state["history"]["seconds"]
+    assert sum(point["tokens"] for point in points) / sum(point["runs"] for point in points) == wanted
+    assert sum(one["output_tokens"] for one in seen.listed) / sum(one["steps"] for one in seen.listed) == wanted
+    for body in seen.bodies:
+        own = sum(steps[body["id"], choice["index"]] for choice in body["choices"])
+        assert body["metrics"]["tokens_per_step"] == round(body["usage"]["completion_tokens"] / own, 4)
+    each = sorted(round(one["tokens_per_step"], 4) for one in seen.listed)
+    written = [(len(choice["token_ids"]), len(choice["provenance"]["steps"])) for choice in seen.choices]
+    assert each == sorted(round(length / passes, 4) for length, passes in written)
+    plain = [body for body in seen.bodies if body["metrics"]["speculative_decoding"]["num_draft_tokens"] == 0]
+    assert any(body["metrics"]["tokens_per_step"] == 1 for body in plain), "steps without drafts count"
+
+
+def test_accepted_by_depth_is_two_numbers(seen: Seen) -> None:
+    page = ByDepth(**seen.state["snapshot"]["accepted_by_depth_hour"])
+    positions = seen.scrape.by("foresay:spec_decode_num_accepted_tokens_per_pos_total", "position")
+    counted = [int(positions[str(place)]) for place in range(len(positions))]
+    of_metrics = ByDepth.of(counted, int(seen.scrape.sum("foresay:spec_decode_num_drafts_total")))
+    tellings = [body["metrics"]["speculative_decoding"] for body in seen.bodies]
+    accepted = [depths for telling in tellings for depths in telling["per_step_accepted"]]
+    of_answers = ByDepth.of([sum(one > depth for one in accepted) for depth in range(len(counted))], len(accepted))
+    assert page == of_metrics == of_answers
+    assert len(page.cumulative) >= 4
+    assert page.cumulative[1:] != page.conditional[1:]
+
+
+LINE = re.compile(
+    r"Speculation: (?P<per_step>[\d.]+) tokens per step, (?P<accepted>[\d,]+) of (?P<drafted>[\d,]+) drafted tokens"
+)
+
+
+def test_the_log_agrees(seen: Seen) -> None:
+    lines = [found.groupdict() for found in LINE.finditer(seen.log)]
+    assert len(lines) == seen.log.count("Speculation: ")
+    assert lines
+    drafted, accepted, _ = of_metrics(seen.scrape)
+    assert sum(int(line["drafted"].replace(",", "")) for line in lines) == drafted
+    assert sum(int(line["accepted"].replace(",", "")) for line in lines) == accepted
+    rates = [float(line["per_step"]) for line in lines]
+    whole, steps = (seen.scrape.sum(f"foresay:spec_decode_tokens_per_step_{part}") for part in ("sum", "count"))
+    assert min(rates) - 0.01 <= whole / steps <= max(rates) + 0.01
 
 
 def test_steps_phases_and_gauges(scrape: Scrape, sums: Sums) -> None:
@@ -154,8 +246,8 @@ def test_the_page_about_metrics_is_current() -> None:
 
 def test_every_metric_is_in_the_scrape_as_it_is_declared(scrape: Scrape) -> None:
     suffixes = {"counter": "_total", "gauge": "", "histogram": "_count"}
-    declared = [metric for metrics in SECTIONS.values() if metrics is not REPLICAS for metric in metrics]
-    reported = {f"foresay:{metric.name}{suffixes[metric.kind]}": metric for metric in declared}
+    declared = {name: metric for name, metric in page.METRICS.items() if not name.startswith("replica_")}
+    reported = {f"foresay:{name}{suffixes[metric.kind]}": metric for name, metric in declared.items()}
     made = {name for name in scrape.types if not re.search("_(bucket|sum|created)$", name)}
     assert {name for name in made if name.startswith("foresay:")} == set(reported)
     for name, metric in reported.items():
@@ -164,23 +256,14 @@ def test_every_metric_is_in_the_scrape_as_it_is_declared(scrape: Scrape) -> None
         assert has == set(metric.labels), name
     aliases = {name.removeprefix("vllm:") for name in made if name.startswith("vllm:")}
     assert aliases == {
-        (metric.name if metric.vllm is True else metric.vllm) + suffixes[metric.kind]
-        for metric in declared
+        (name if metric.vllm is True else metric.vllm) + suffixes[metric.kind]
+        for name, metric in declared.items()
         if metric.vllm
     }
 
 
 def test_metrics_hold_no_text(scrape: Scrape) -> None:
     assert SECRET not in scrape.text and "Once upon" not in scrape.text
-
-
-async def test_openmetrics_on_request(url: str) -> None:
-    async with aiohttp.ClientSession() as session:
-        async with session.get(f"{url}/metrics", headers={"Accept": "application/openmetrics-text"}) as response:
-            assert response.headers["Content-Type"].startswith("application/openmetrics-text")
-            assert (await response.text()).endswith("# EOF\n")
-        async with session.get(f"{url}/metrics") as response:
-            assert response.headers["Content-Type"].startswith("text/plain")
 
 
 async def test_counters_go_on_when_the_engine_is_started_again(url: str, live: LiveServer, scrape: Scrape) -> None:
@@ -192,7 +275,7 @@ async def test_counters_go_on_when_the_engine_is_started_again(url: str, live: L
             await asyncio.sleep(0.1)
         while not await ready(session, url):
             await asyncio.sleep(0.2)
-        body = await asked(session, url, ASKS[0])
+        body = await posted(session, url, ASKS[0])
     after = await scraped(url)
     assert after.sum("foresay:engine_up") == 1
     assert after.sum("foresay:engine_restarts_total") == before.sum("foresay:engine_restarts_total") + 1

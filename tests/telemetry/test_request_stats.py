@@ -7,10 +7,12 @@ from itertools import count
 
 import pytest
 
-from foresay.server.observe.telemetry.counts import Histogram, Shape, Shapes, unlink
+from foresay.server.observe.telemetry.counters import Shape, shape_of, unlink
+from foresay.server.observe.telemetry.metrics import Histogram
+from foresay.server.observe.telemetry.report import Node
 from foresay.server.observe.telemetry.request_stats import MOST_STEPS, RequestStats, SharedStats
-from foresay.server.observe.telemetry.views import nodes
 from foresay.server.text.choice import Piece
+from foresay.spec.accept import summed
 from foresay.spec.request import Delta, Origin, Request
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.trace import SequenceTrace, Statistics, depths_of
@@ -72,31 +74,23 @@ def test_random_runs_count_as_the_engine_counts_them(seed: int) -> None:
         assert [step.accepted for step in entry.detail().steps] == statistics.per_step_accepted
         assert [step.drafted for step in entry.detail().steps] == statistics.per_step_drafted
         all_statistics.append(statistics)
-    totals = shared.history.total()
-    for field in ("drafted_per_depth", "accepted_per_depth"):
-        assert summed(getattr(drafting, field) for drafting in totals.drafting.values()) == summed(
-            getattr(statistics, field) for statistics in all_statistics
-        )
+    totals = shared.ring.total()
+    for counts, field in (
+        (totals.spec_decode_num_draft_tokens_per_pos, "drafted_per_depth"),
+        (totals.spec_decode_num_accepted_tokens_per_pos, "accepted_per_depth"),
+    ):
+        by_depth = summed([0] * int(depth) + [count] for (_, depth), count in counts.items())
+        assert by_depth == summed(getattr(statistics, field) for statistics in all_statistics)
     assert totals.drafts == sum(1 for one in all_statistics for drafted in one.per_step_drafted if drafted)
-    assert totals.discarded == sum(one.discarded for one in all_statistics)
-    assert totals.finished == {"stop": 6}
-    tree = nodes(shared.history.window(1_000_000_000.0, 1_000_000_000))
+    assert totals.spec_decode_num_discarded_tokens == sum(one.discarded for one in all_statistics)
+    assert totals.request_success == {"stop": 6, "length": 0, "abort": 0, "error": 0}
+    tree = Node.each(totals)
     assert sum(node.drafted for node in tree) == totals.drafted
     assert sum(node.accepted for node in tree) == totals.accepted
     by_depth = [sum(node.accepted for node in tree if node.depth == depth) for depth in range(1, 13)]
     assert by_depth[: len(summed(one.accepted_per_depth for one in all_statistics))] == summed(
         one.accepted_per_depth for one in all_statistics
     )
-
-
-def summed(lists: object) -> list[int]:
-    """Lists added up index by index; the longest one sets the length."""
-    total: list[int] = []
-    for one in lists:  # type: ignore[attr-defined]
-        total.extend([0] * (len(one) - len(total)))
-        for index, value in enumerate(one):
-            total[index] += value
-    return total
 
 
 def test_the_positions_of_a_tree() -> None:
@@ -107,8 +101,7 @@ def test_the_positions_of_a_tree() -> None:
     assert (shape.drafted, shape.per_depth) == (5, [2, 3])
     assert [unlink(place) for place in shape.links] == [(1, 0, 0), (1, 1, 0), (2, 0, 0), (2, 1, 0), (2, 2, 1)]
     assert [unlink(place) for place in shape.trails[5]] == [(1, 1, 0), (2, 2, 1)]
-    shapes = Shapes()
-    assert shapes.of([-1, 0]) is shapes.of([-1, 0]) is not shapes.of([-1, 0, 1])
+    assert shape_of((-1, 0)) is shape_of((-1, 0)) is not shape_of((-1, 0, 1))
 
 
 def test_the_text_of_a_request_by_origin() -> None:
@@ -150,12 +143,16 @@ def test_gaps_between_chunks_and_the_time_of_a_token() -> None:
     for at, tokens in ((100.5, 1), (100.5036, 3), (100.5036, 0), (100.5095, 2)):
         now[0] = at
         entry.delivered(tokens)
-    totals = entry._shared.history.total()
-    assert totals.time_to_first_token.sum == pytest.approx(0.5)
-    assert (totals.chunk_gaps.count, totals.token_times.count) == (2, 5)
-    assert totals.chunk_gaps.sum == pytest.approx(totals.token_times.sum) == pytest.approx(0.0095)
-    assert counted(totals.chunk_gaps) == {0.004: 1, 0.0065: 1}
-    assert counted(totals.token_times) == {0.0015: 3, 0.003: 2}
+    totals = entry._shared.ring.total()
+    assert totals.time_to_first_token_seconds.sum == pytest.approx(0.5)
+    assert (totals.inter_chunk_latency_seconds.count, totals.time_per_output_token_seconds.count) == (2, 5)
+    assert (
+        totals.inter_chunk_latency_seconds.sum
+        == pytest.approx(totals.time_per_output_token_seconds.sum)
+        == pytest.approx(0.0095)
+    )
+    assert counted(totals.inter_chunk_latency_seconds) == {0.004: 1, 0.0065: 1}
+    assert counted(totals.time_per_output_token_seconds) == {0.0015: 3, 0.003: 2}
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -176,7 +173,7 @@ def test_the_response_and_the_list_have_one_first_token_and_one_rate(whole: bool
     piece.finish_reason = "stop"
     entry.kept(Delta(id="r", tokens=[], finish_reason="stop", statistics=statistics), piece)
     entry.delivered(4 if whole else 0)
-    first = entry._shared.history.total().time_to_first_token.sum
+    first = entry._shared.ring.total().time_to_first_token_seconds.sum
     assert entry.summary().time_to_first_token == statistics.time_to_first_token == first == 0.5
     assert entry.summary().tokens_per_second == statistics.decode_tokens_per_second == 61.0
 

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import msgspec
 import pytest
-from prometheus_client.exposition import choose_encoder
 
-from foresay.server.observe.telemetry import views
-from foresay.server.observe.telemetry.exposition import Exposition, registry
-from foresay.server.observe.telemetry.report import Point
+from foresay.server.observe.telemetry.exposition import Exposition
 from tests.telemetry.scraping import Scrape
 from tests.telemetry.working import Working, driven
 
-PLAIN, OPENMETRICS = "text/plain;version=0.0.4", "application/openmetrics-text;version=1.0.0"
-FORMATS = [
-    "",
-    PLAIN,
-    "text/plain;version=1.0.0;escaping=allow-utf-8",
-    "text/plain;version=1.0.0;escaping=dots",
-    f"{OPENMETRICS};escaping=allow-utf-8",
-    f"{OPENMETRICS};escaping=dots;q=0.6,{PLAIN};q=0.5",
-]
 pytestmark = pytest.mark.usefixtures("no_collection")
 #: A third of a millisecond is the aim, measured in bench/LOG.md; the machines of CI are slow and shared.
 BOUND_SECONDS = 0.005
@@ -45,29 +34,11 @@ def longest(work: Callable[[], Coroutine[Any, Any, object]], working: Working) -
     return best, turns
 
 
-@pytest.mark.parametrize("accept", FORMATS)
-def test_a_scrape_piece_by_piece_is_the_one_in_one_piece(working: Working, accept: str) -> None:
-    exposition = Exposition(working.telemetry)
-    for _ in range(3):
-        (body, content_type), _ = driven(exposition.text(accept))
-        encode, expected_type = choose_encoder(accept)
-        whole = encode(registry(*exposition.collect()))
-        assert content_type == expected_type
-        assert without_process(body) == without_process(whole)
-        assert body.count(b"# EOF") == whole.count(b"# EOF") == ("openmetrics" in content_type)
-        working.second()
-
-
-def without_process(text: bytes) -> list[bytes]:
-    """The lines but those about the process, which has worked in between."""
-    return [line for line in text.splitlines() if b"process_" not in line]
-
-
 def test_a_scrape_has_what_changed(working: Working) -> None:
     exposition = Exposition(working.telemetry)
     scrapes = []
     for _ in range(3):
-        scrapes.append(Scrape(driven(exposition.text(""))[0][0].decode()))
+        scrapes.append(Scrape(driven(exposition.text())[0].decode()))
         working.second()
         working.telemetry.connections.answered(200 + len(scrapes))
         with working.telemetry.connections.connected():
@@ -79,35 +50,17 @@ def test_a_scrape_has_what_changed(working: Working) -> None:
     assert scrapes[2].sum("vllm:websocket_connection_duration_seconds_count") == 2
 
 
-@pytest.mark.parametrize("escaping", ["", ";q=0.5,text/plain;version=0.0.4;q=0.3", ";escaping=values"])
-def test_openmetrics_names_keep_their_colons(working: Working, escaping: str) -> None:
-    """Prometheus 2 asks for no escaping: its samples must have the names that their TYPE says."""
-    exposition = Exposition(working.telemetry)
-    (body, _), _ = driven(exposition.text(OPENMETRICS + escaping))
-    (utf8, _), _ = driven(exposition.text(f"{OPENMETRICS};escaping=allow-utf-8"))
-    assert without_process(body) == without_process(utf8)
-    assert b"\nforesay:engine_steps_total{" in body and b"foresay_" not in body
-
-
-def test_a_version_that_is_none_gets_plain_text(working: Working) -> None:
-    (body, content_type), _ = driven(Exposition(working.telemetry).text("application/openmetrics-text;version=x"))
-    assert content_type.startswith("text/plain") and Scrape(body.decode()).sum("foresay:engine_steps_total") > 0
-
-
-@pytest.mark.parametrize("accept", [PLAIN, OPENMETRICS])
-def test_a_scrape_holds_the_loop_in_short_slices(working: Working, accept: str) -> None:
-    exposition = Exposition(working.telemetry)
-    driven(exposition.text(accept))
-    seconds, turns = longest(lambda: exposition.text(accept), working)
+def test_a_scrape_holds_the_loop_in_short_slices(working: Working) -> None:
+    seconds, turns = longest(Exposition(working.telemetry).text, working)
     print(f"the longest of {turns} slices of a scrape takes {1e3 * seconds:.2f} ms")
-    assert seconds < BOUND_SECONDS and turns > 5
+    assert seconds < BOUND_SECONDS and turns > 2
 
 
 def test_an_event_of_the_feed_holds_the_loop_in_short_slices(working: Working) -> None:
     telemetry = working.telemetry
 
     async def event() -> bytes:
-        points, _ = await telemetry.points(int(working.now) - 2)
+        points, _ = telemetry.points(int(working.now) - 2)
         return msgspec.json.encode((await telemetry.snapshot(), points))
 
     seconds, turns = longest(event, working)
@@ -115,24 +68,21 @@ def test_an_event_of_the_feed_holds_the_loop_in_short_slices(working: Working) -
     assert seconds < BOUND_SECONDS and turns >= 2
 
 
-def test_the_history_holds_the_loop_in_short_slices_even_the_first_time() -> None:
+def test_a_new_second_and_the_history_hold_the_loop_for_a_moment() -> None:
     working = Working(700)
-    report, slices = driven(working.telemetry.history())
-    print(f"the longest of {len(slices)} slices of the history takes {1e3 * max(slices):.2f} ms")
-    assert len(report.seconds) == 600 and len(slices) > 10
-    assert sorted(slices)[-5] < BOUND_SECONDS  # some may be those in which somebody else had the processor's caches
+    seconds = []
+    for _ in range(7):
+        begun = time.thread_time()
+        report = working.telemetry.history()  # the second before is over, so it is sampled first
+        seconds.append(time.thread_time() - begun)
+        working.second()
+    print(f"a sample and the history take {1e3 * min(seconds):.2f} ms")
+    assert len(report.seconds) == 600 and min(seconds) < BOUND_SECONDS
 
 
 def test_points_are_made_once_and_stay_the_same(working: Working) -> None:
-    telemetry, history = working.telemetry, working.telemetry._history
-    for _ in range(3):
-        report, _ = driven(telemetry.history())
-        for points, windows, seconds in (
-            (report.seconds, history.seconds(working.now), 1),
-            (report.minutes, history.minutes(working.now), 60),
-        ):
-            expected = [views.point(window, seconds) for window in windows]
-            assert msgspec.json.decode(msgspec.json.encode(points), type=list[Point]) == expected
-        again, _ = driven(telemetry.history())
-        assert [id(point) for point in again.seconds] == [id(point) for point in report.seconds]
-        working.second()
+    before = working.telemetry.history()
+    working.second()
+    after = working.telemetry.history()
+    assert [id(point) for point in after.seconds[:-2]] == [id(point) for point in before.seconds[1:-1]]
+    assert msgspec.json.encode(after.seconds[-2]) == msgspec.json.encode(before.seconds[-1])

@@ -10,9 +10,8 @@ import pytest
 
 from foresay.server.engine.generation import EngineStatus
 from foresay.server.observe.telemetry.log import EVERY_SECONDS, Reporter
-from foresay.server.observe.telemetry.telemetry import Telemetry
-from foresay.server.observe.telemetry.views import LIVE_SECONDS
-from foresay.server.observe.telemetry.window import _cause, judged
+from foresay.server.observe.telemetry.telemetry import LIVE_SECONDS, Telemetry
+from foresay.server.observe.telemetry.verdict import _cause, judged
 from foresay.server.text.choice import Piece
 from foresay.spec.budget.cost import CHANGED
 from foresay.spec.request import Delta, EngineInfo, Origin, Request
@@ -138,7 +137,7 @@ def test_a_length_that_is_chosen_for_each_step_is_not_to_be_lowered(accepted: in
     run.steps(300, accepted, propose, 0.05)
     window = run.telemetry.totals()
     assert _cause(window).endswith("fewer --draft-tokens")
-    window.chosen = {"draft_model": 300}
+    window.spec_decode_num_choices = {"draft_model": 300}
     assert _cause(window).endswith("--draft none")
 
 
@@ -156,7 +155,7 @@ def test_a_handful_of_steps_says_nothing() -> None:
     run = Run()
     run.steps(5, 0, 0.01, 0.05)
     assert judged(run.telemetry.totals()).pays is None
-    assert run.telemetry.verdict().sentence == "Too few steps to tell whether speculation pays."
+    assert judged(run.telemetry.minute()).sentence == "Too few steps to tell whether speculation pays."
 
 
 @pytest.mark.parametrize(("requests", "steps", "pays"), [(3, 67, False), (3, 66, None), (2, 150, None), (1, 500, None)])
@@ -165,11 +164,11 @@ async def test_that_it_does_not_pay_takes_200_steps_of_3_requests(requests: int,
     for _ in range(requests):
         losing.steps(steps, 0, 0.002, 0.050)
         paying.steps(20, 3, 0.002, 0.010)
-    verdict = losing.telemetry.verdict()
+    verdict = judged(losing.telemetry.minute())
     assert verdict.pays is pays
     assert (verdict.sentence == "Too few steps to tell whether speculation pays.") is (pays is None)
     assert bool((await losing.telemetry.snapshot()).live.doubt) is (pays is None), "a figure of chance alone is none"
-    assert paying.telemetry.verdict().pays, "what pays is said as soon as before"
+    assert judged(paying.telemetry.minute()).pays, "what pays is said as soon as before"
 
 
 async def test_what_rests_on_a_doubtful_baseline_is_unsure(caplog: pytest.LogCaptureFixture) -> None:
@@ -179,7 +178,7 @@ async def test_what_rests_on_a_doubtful_baseline_is_unsure(caplog: pytest.LogCap
     live = (await run.telemetry.snapshot()).live
     assert live.doubt == CHANGED
     assert live.speed_up == pytest.approx(2 * 0.010 / 0.052)
-    verdict = run.telemetry.verdict()
+    verdict = judged(run.telemetry.minute())
     assert (verdict.pays, verdict.sentence) == (None, f"Cannot tell whether speculation pays: {CHANGED}.")
     run.report()
     [line] = [record.getMessage() for record in caplog.records]  # no advice to change flags
@@ -190,7 +189,7 @@ async def test_what_rests_on_a_doubtful_baseline_is_unsure(caplog: pytest.LogCap
         run.steps(100, 1, 0.002, 0.050)
     live = (await run.telemetry.snapshot()).live
     assert live.doubt == "", "most of the minute is sure"
-    assert run.telemetry.verdict().pays is False
+    assert judged(run.telemetry.minute()).pays is False
 
 
 async def test_the_figures_are_of_the_last_minute_in_which_anything_ran() -> None:
@@ -232,4 +231,4 @@ async def test_a_busy_machine_is_named_at_once_and_not_every_ten_seconds(caplog:
     assert warning.getMessage() == (
         "Other programs keep this machine busy: the engine spends 50% of its time waiting for a CPU core."
     )
-    assert run.telemetry.totals().waited_seconds == pytest.approx(0.15 * 0.2 + 3 * 0.15 * 0.5)
+    assert run.telemetry.totals().step_wait_seconds == pytest.approx(0.15 * 0.2 + 3 * 0.15 * 0.5)

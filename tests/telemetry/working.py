@@ -52,26 +52,28 @@ class Working:
 
     def _step(self, stats: RequestStats) -> None:
         self._steps += 1
-        path = self._dice.choice(PATHS)
-        tokens = [5] * (len(path) + 1)
-        trace = StepTrace(
-            number=self._steps,
-            rows=len(PARENTS),
-            sequences=1,
-            prefill_rows=0,
-            drafted=len(PARENTS) - 1,
-            accepted=len(path),
-            emitted=len(tokens),
-            seconds=SECONDS,
-            running=1,
-        )
+        trace, delta, piece = a_step(self._steps, PARENTS, self._dice.choice(PATHS))
         self.telemetry.step(trace)
-        origin = Origin(self._steps, "draft_model", PARENTS, 0, path, SECONDS)
-        stats.kept(
-            Delta(id=stats.id, tokens=tokens, origin=origin),
-            Piece(text="x" * len(tokens), token_ids=tokens, offsets=list(range(len(tokens)))),
-        )
-        stats.delivered(len(tokens))
+        stats.kept(delta, piece)
+        stats.delivered(len(delta.tokens))
+
+
+def a_step(number: int, parents: list[int], path: list[int]) -> tuple[StepTrace, Delta, Piece]:
+    """A step of one request that accepts this path: what the engine sends of it, and what of it is in the text."""
+    tokens = [5] * (len(path) + 1)
+    trace = StepTrace(
+        number=number,
+        rows=len(parents),
+        sequences=1,
+        prefill_rows=0,
+        drafted=len(parents) - 1,
+        accepted=len(path),
+        emitted=len(tokens),
+        seconds=SECONDS,
+        running=1,
+    )
+    delta = Delta(id="r", tokens=tokens, origin=Origin(number, "draft_model", parents, 0, path, SECONDS))
+    return trace, delta, Piece(text="x" * len(tokens), token_ids=tokens, offsets=list(range(len(tokens))))
 
 
 def driven(work: Coroutine[Any, Any, T]) -> tuple[T, list[float]]:

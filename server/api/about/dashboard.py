@@ -43,7 +43,7 @@ class State(msgspec.Struct, frozen=True):
 class Frame(msgspec.Struct, frozen=True):
     """One event. points: the seconds finished since the last event. models: as in :class:`State`."""
 
-    snapshot: msgspec.Raw
+    snapshot: Snapshot
     points: list[Point]
     models: dict[str, str] | UnsetType = UNSET
 
@@ -59,7 +59,6 @@ class Feed:
     def __init__(self, stall: float = STALL_SECONDS) -> None:
         self._stall = stall
         self._closing = asyncio.Event()
-        self._making: dict[str, tuple[int, asyncio.Task[msgspec.Raw]]] = {}
 
     async def close(self, app: web.Application) -> None:
         """End all streams: the server shuts down."""
@@ -80,29 +79,17 @@ class Feed:
 
     async def _write(self, response: web.StreamResponse, models: Models, telemetry: Telemetry, after: int) -> None:
         while not self._closing.is_set():
-            points, after = await telemetry.points(after)
-            frame = Frame(await self._snapshot(telemetry), points, listed(models))
+            points, after = telemetry.points(after)
+            frame = Frame(await telemetry.snapshot(), points, listed(models))
             async with asyncio.timeout(self._stall):
                 await response.write(EVENTS.encode(frame))
             await self._pause(1.0 + LATE - telemetry.clock() % 1.0)
         await response.write_eof()
 
-    async def _snapshot(self, telemetry: Telemetry) -> msgspec.Raw:
-        """Everything but the points, as JSON: made once per second for all readers."""
-        second = int(telemetry.clock())
-        making = self._making.get(telemetry.model)
-        if making is None or making[0] != second:
-            making = self._making[telemetry.model] = second, asyncio.create_task(_encoded(telemetry))
-        return await asyncio.shield(making[1])  # others await it too
-
     async def _pause(self, seconds: float) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._closing.wait()
-
-
-async def _encoded(telemetry: Telemetry) -> msgspec.Raw:
-    return msgspec.Raw(msgspec.json.encode(await telemetry.snapshot()))
 
 
 # -- the files of the page ---------------------------------------------------------------------------------------------
@@ -183,7 +170,7 @@ async def static(http: web.Request) -> web.Response:
 async def state(http: web.Request) -> web.Response:
     """The numbers of the dashboard and their history, of all keys together, without text; of the given model."""
     telemetry = _chosen(http).service.telemetry
-    return json_response(State(await telemetry.snapshot(), await telemetry.history(), listed(http.app[MODELS])))
+    return json_response(State(await telemetry.snapshot(), telemetry.history(), listed(http.app[MODELS])))
 
 
 async def feed(http: web.Request) -> web.StreamResponse:

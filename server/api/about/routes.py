@@ -1,4 +1,4 @@
-"""Models, health, readiness, load and settings of the server."""
+"""Models, health, readiness, load, metrics and settings of the server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from foresay.server.api.common.route import Route, json_response
 from foresay.server.catalog.catalog import find_target
 from foresay.server.host.models.model import Model
 from foresay.server.host.models.models import MODELS, Models
-from foresay.server.observe.telemetry.report import Replica
+from foresay.server.observe.telemetry.exposition import CONTENT_TYPE
+from foresay.server.observe.telemetry.records import Replica
 from foresay.server.schemas.shared import ModelCard, ModelList, UsualSampling
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.fields import settings_of
@@ -233,6 +234,12 @@ def _sampling(entry: Model) -> UsualSampling | UnsetType:
     return UsualSampling(**{name: getattr(usual, name) for name in names}, recommended=recommended)
 
 
+async def metrics(request: web.Request) -> web.Response:
+    """Counters, gauges and histograms, for Prometheus."""
+    body = await request.app[MODELS].exposition.text()
+    return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
+
+
 _NAME = (("name", "what clients call the model"),)
 ROUTES = [
     Route("GET", "/", index, answer=Index),
@@ -240,6 +247,7 @@ ROUTES = [
     Route("GET", "/ping", health, answer=Health, errors=(503,)),
     Route("GET", "/ready", ready, answer=Readiness, errors=(503,)),
     Route("GET", "/load", load, answer=Load),
+    Route("GET", "/metrics", metrics, media="text/plain"),
     Route("GET", "/version", version, answer=Version),
     Route("GET", "/server_info", server_info, answer=ServerInfo),
     Route("GET", "/v1/models", models, answer=ModelList, errors=(401, 503)),

@@ -23,7 +23,7 @@ from foresay.server.host.client_base import Progress, Supervised, log
 from foresay.server.host.replicas.hosted import Address
 from foresay.server.host.replicas.replica import ReplicaClient, Router
 from foresay.server.host.resumption import AGAIN, InFlight, InFlights
-from foresay.server.observe.telemetry import report
+from foresay.server.observe.telemetry.records import Replica
 from foresay.server.schemas.errors import EngineFailed
 from foresay.server.settings.config import ServeConfig
 from foresay.spec.errors import ConfigurationError, ForesayError
@@ -164,7 +164,7 @@ class Fleet(Supervised):
         """The replicas that take requests."""
         return [replica for replica in self._replicas.values() if replica.status.state == "ready"]
 
-    def loads(self) -> list[report.Replica]:
+    def loads(self) -> list[Replica]:
         """The state of each ready replica."""
         return [replica.report_entry for replica in self.ready]
 

@@ -25,7 +25,7 @@ from foresay.server.host.client_base import ChannelClient
 from foresay.server.host.frames import Channel
 from foresay.server.host.replicas.hosted import Address, introduce
 from foresay.server.host.resumption import InFlights
-from foresay.server.observe.telemetry import report
+from foresay.server.observe.telemetry.records import Replica
 from foresay.server.schemas.errors import EngineFailed
 from foresay.spec.request import EngineInfo
 from foresay.spec.trace import StepTrace
@@ -149,12 +149,12 @@ class ReplicaClient(ChannelClient):
         return ReplicaLoad(len(self.in_flight) + others, self.info.max_seqs, self.in_flight.unread, pages)
 
     @property
-    def report_entry(self) -> report.Replica:
+    def report_entry(self) -> Replica:
         """Its state, for the report."""
         assert self.info is not None, "it is ready"
         address, load, slots = self.address, self.load.requests, self.info.max_seqs
         pages = self.last.pages if self.last is not None and load else 0
-        return report.Replica(
+        return Replica(
             name=address.name,
             address=f"{address.host}:{address.port}",
             drafter=self.info.drafter,

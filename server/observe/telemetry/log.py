@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from foresay.server.observe.telemetry.views import LIVE_SECONDS
-from foresay.server.observe.telemetry.window import Verdict, Window, judged
+from foresay.server.observe.telemetry.counters import Counters
+from foresay.server.observe.telemetry.verdict import Verdict, judged
 from foresay.spec.accept import tokens_per_step
 from foresay.spec.trace import NOT_PAYING
 
@@ -40,12 +40,13 @@ def to_stderr(whose: logging.Logger = log, form: str = "%(asctime)s %(levelname)
     whose.propagate = False
 
 
-def line(window: Window) -> str:
+def line(span: Counters) -> str:
     """How much was drafted and accepted, and the gain."""
-    drafted, accepted = window.drafted, window.accepted
+    drafted, accepted = span.drafted, span.accepted
     return (
-        f"Speculation: {tokens_per_step(window.tokens, window.runs) or 0.0:.2f} tokens per step, {accepted:,} of "
-        f"{drafted:,} drafted tokens accepted ({accepted / drafted:.0%}){_speed(judged(window), window.spread)}"
+        f"Speculation: {tokens_per_step(span.generation_tokens, span.runs) or 0.0:.2f} tokens per step, "
+        f"{accepted:,} of {drafted:,} drafted tokens accepted ({accepted / drafted:.0%})"
+        f"{_speed(judged(span), span.spread)}"
     )
 
 
@@ -70,51 +71,44 @@ class Reporter:
         self._telemetry = telemetry
         self._whose = f"{model}: " if model else ""
         self._reported = int(telemetry.clock())
-        self._next_warning = 0.0
-        self._next_choice_warning = self._next_unable_warning = 0.0
-        self._next_busy_warning = 0.0
+        self._warned: dict[str, float] = {}
+
+    def _due(self, what: str, now: int) -> bool:
+        """Whether a warning is to be logged, the first time or again."""
+        due = now >= self._warned.get(what, -WARN_EVERY_SECONDS) + WARN_EVERY_SECONDS
+        if due:
+            self._warned[what] = now
+        return due
 
     def report(self) -> None:
         """Log the finished seconds since the last report, if anything was drafted in them."""
         now = int(self._telemetry.clock())
-        window = self._telemetry.between(self._reported, now)
+        span = self._telemetry.between(self._reported, now)
         self._reported = now
-        self._log_choice(window, now)
-        if window.unable and now >= self._next_unable_warning:
-            log.warning("%s%s", self._whose, window.unable)
-            self._next_unable_warning = now + WARN_EVERY_SECONDS
-        self._log_busy(window.crowded, now)
+        if span.news is not None:
+            self._log_choice(span.news.news, now)
+        if span.unable is not None and self._due("unable", now):
+            log.warning("%s%s", self._whose, span.unable.unable)
+        if span.crowded >= BUSY and self._due("busy", now):
+            wait = f"the engine spends {span.crowded:.0%} of its time waiting for a CPU core."
+            log.warning("Other programs keep this machine busy: %s", wait)
         self._log_reading()
-        if not window.drafts:
+        if not span.drafts:
             return
-        log.info("%s%s", self._whose, line(window))
-        verdict = self._telemetry.verdict()
-        if verdict.pays is False and now >= self._next_warning:
+        log.info("%s%s", self._whose, line(span))
+        verdict = judged(self._telemetry.minute())
+        if verdict.pays is False and self._due("paying", now):
             log.warning("%s%s", self._whose, verdict.sentence)
-            self._next_warning = now + WARN_EVERY_SECONDS
         elif verdict.pays:
-            self._next_warning = 0.0
+            self._warned.pop("paying", None)
 
-    def _log_choice(self, window: Window, now: int) -> None:
-        """Log which drafter is now used most, if that has changed; a warning if, on enough evidence, nothing is
+    def _log_choice(self, news: str, now: int) -> None:
+        """Log which drafter is now used most, since that has changed; a warning if, on enough evidence, nothing is
         drafted."""
-        if not window.news:
-            return
-        comes_again = window.news.startswith(NOT_PAYING)
-        loses = comes_again and self._telemetry.window(LIVE_SECONDS).evident
-        if not comes_again or now >= self._next_choice_warning:
-            log.log(logging.WARNING if loses else logging.INFO, "%s%s", self._whose, window.news)
-        if comes_again:
-            self._next_choice_warning = now + WARN_EVERY_SECONDS
-
-    def _log_busy(self, crowded: float, now: int) -> None:
-        """Warn when the engine waits for cores: at once, then repeatedly while it lasts."""
-        if crowded >= BUSY and now >= self._next_busy_warning:
-            log.warning(
-                "Other programs keep this machine busy: the engine spends %.0f%% of its time waiting for a CPU core.",
-                100 * crowded,
-            )
-            self._next_busy_warning = now + WARN_EVERY_SECONDS
+        comes_again = news.startswith(NOT_PAYING)
+        loses = comes_again and self._telemetry.minute().evident
+        if not comes_again or self._due("choice", now):
+            log.log(logging.WARNING if loses else logging.INFO, "%s%s", self._whose, news)
 
     def _log_reading(self) -> None:
         """Log how far long prompts are read."""

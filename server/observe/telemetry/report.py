@@ -7,12 +7,15 @@ request.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 
-from foresay.server.observe.telemetry.counts import SelfCheckCounts
-from foresay.spec.accept import ByDepth
+from foresay.server.observe.telemetry.counters import Counters, link, unlink
+from foresay.server.observe.telemetry.metrics import Histogram
+from foresay.server.observe.telemetry.records import Gauges, Replica, SelfCheckCounts
+from foresay.server.observe.telemetry.verdict import judged
+from foresay.spec.accept import ByDepth, tokens_per_step
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -22,6 +25,11 @@ def from_counts(kind: type[S], counts: object, **own: Any) -> S:
     return kind(**{name: getattr(counts, name) for name in kind.__struct_fields__ if name not in own}, **own)
 
 
+def ratio(part: float, whole: float) -> float | None:
+    """``part / whole``; None if ``whole`` is 0."""
+    return part / whole if whole else None
+
+
 class Quantiles(msgspec.Struct, frozen=True):
     """The exact mean; the median and the 99th percentile, estimated from a histogram."""
 
@@ -29,16 +37,9 @@ class Quantiles(msgspec.Struct, frozen=True):
     p50: float | None = None
     p99: float | None = None
 
-
-class Gauges(msgspec.Struct, frozen=True):
-    """Current values: running and waiting requests, the shares of the KV pages used by running requests and by
-    cached text, and tokens of their prompts that are still to be read."""
-
-    running: int = 0
-    waiting: int = 0
-    kv_used: float = 0.0
-    kv_kept: float = 0.0
-    unread: int = 0
+    @classmethod
+    def of(cls, histogram: Histogram) -> Self:
+        return cls(ratio(histogram.sum, histogram.count), histogram.quantile(0.5), histogram.quantile(0.99))
 
 
 class Live(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,10 +68,31 @@ class Live(msgspec.Struct, frozen=True, kw_only=True):
     crowded: float
     gauges: Gauges
 
+    @classmethod
+    def of(cls, recent: Counters, minute: Counters, until: int, plain: float, gauges: Gauges) -> Self:
+        """recent: of the last 10 seconds. minute: up to second ``until``. plain: seconds of a step without drafts, if
+        there was none in it."""
+        return cls(
+            until=until,
+            tokens_per_second=ratio(minute.generation_tokens, minute.step_seconds.sum),
+            time_to_first_token=Quantiles.of(minute.time_to_first_token_seconds),
+            time_per_token=Quantiles.of(minute.time_per_output_token_seconds),
+            chunk_gap=Quantiles.of(minute.inter_chunk_latency_seconds),
+            acceptance_rate=minute.acceptance_rate,
+            tokens_per_step=tokens_per_step(minute.generation_tokens, minute.runs),
+            speed_up=minute.speed_up,
+            spread=minute.spread,
+            doubt=judged(minute).doubt,
+            root_seconds=ratio(minute.spec_decode_plain_seconds, minute.decode_tokens) or plain,
+            step_seconds=ratio(minute.decode_seconds, minute.decode_steps),
+            crowded=recent.crowded,
+            gauges=gauges,
+        )
+
 
 class DrafterRates(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of one drafter's trees. drafts: trees; share: of all trees; by depth from 1 on. mean_acceptance_length:
-    tokens of a step in which it drafted, including the target's own."""
+    """Results of one drafter's trees. drafts: trees; share: of all trees. mean_acceptance_length: tokens of a step in
+    which it drafted, including the target's own."""
 
     drafter: str
     drafts: int
@@ -79,8 +101,28 @@ class DrafterRates(msgspec.Struct, frozen=True, kw_only=True):
     share: float
     acceptance_rate: float | None
     mean_acceptance_length: float | None
-    drafted_per_depth: list[int]
-    accepted_per_depth: list[int]
+
+    @classmethod
+    def each(cls, counters: Counters) -> list[Self]:
+        """Those of each drafter, the most frequent first."""
+        rows = []
+        for name, drafts in counters.spec_decode_num_drafts.items():
+            drafted, accepted = (
+                counters.spec_decode_num_draft_tokens[name],
+                counters.spec_decode_num_accepted_tokens.get(name, 0),
+            )
+            rows.append(
+                cls(
+                    drafter=name,
+                    drafts=drafts,
+                    drafted=drafted,
+                    accepted=accepted,
+                    share=drafts / counters.drafts,
+                    acceptance_rate=ratio(accepted, drafted),
+                    mean_acceptance_length=ratio(drafts + accepted, drafts),
+                )
+            )
+        return sorted(rows, key=lambda row: (-row.drafts, row.drafter))
 
 
 class Node(msgspec.Struct, frozen=True):
@@ -93,6 +135,19 @@ class Node(msgspec.Struct, frozen=True):
     drafted: int
     accepted: int
 
+    @classmethod
+    def each(cls, counters: Counters) -> list[Self]:
+        """The positions of all trees, depth by depth; one that had several parents with the most frequent."""
+        parents: dict[tuple[int, int], dict[int, int]] = {}
+        for number, times in counters.nodes.items():
+            depth, rank, parent = unlink(number)
+            parents.setdefault((depth, rank), {})[parent] = times
+        found = []
+        for (depth, rank), drafted in sorted(parents.items()):
+            accepted = sum(counters.taken.get(link(depth, rank, parent), 0) for parent in drafted)
+            found.append(cls(depth, rank, max(drafted, key=drafted.__getitem__), sum(drafted.values()), accepted))
+        return found
+
 
 class Woken(msgspec.Struct, frozen=True):
     """Experts used on average by a step without prompts. rows: maximum rows of these steps."""
@@ -101,15 +156,20 @@ class Woken(msgspec.Struct, frozen=True):
     steps: int
     experts: float
 
+    @classmethod
+    def each(cls, counters: Counters) -> list[Self]:
+        """By rows."""
+        steps = sorted((int(rows), rows, times) for rows, times in counters.experts_woken_steps.items())
+        return [cls(number, times, counters.experts_woken[rows] / times) for number, rows, times in steps]
+
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
     """One interval. at: its first second, since 1970. seconds: its length, 1 or 60.
 
-    tokens: in texts; runs: steps of single requests that emitted any; emitted: by the engine. tokens_per_step: of one
-    request. tree_nodes: drafted nodes per tree. busy_seconds: of steps; decode_seconds: of those without prefill;
-    plain_seconds: of plain decoding instead, estimated; doubted_seconds: of those for which that is uncertain.
-    first_tokens: requests that got their first token, after first_token_seconds in total. phases: seconds by phase:
-    plan, propose, mask, forward, draw and commit in the engine, deliver in the server. drafters: trees of each.
+    tokens: in texts; runs: steps of single requests that emitted any. busy_seconds: of steps; decode_seconds: of those
+    without prefill; plain_seconds: of plain decoding instead, estimated; doubted_seconds: of those for which that is
+    uncertain. first_tokens: requests that got their first token, after first_token_seconds in total. phases: seconds by
+    phase: plan, propose, mask, forward, draw and commit in the engine, deliver in the server. drafters: trees of each.
     chunk_gaps, token_times: counts by the bounds in :class:`HistoryReport`, the last one above all. Gauges as of the
     last step.
     """
@@ -118,16 +178,10 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     seconds: int
     steps: int
     tokens: int
-    emitted: int
     runs: int
     drafts: int
     drafted: int
     accepted: int
-    discarded: int
-    tokens_per_step: float | None
-    acceptance_rate: float | None
-    tree_nodes: float | None
-    speed_up: float | None
     busy_seconds: float
     decode_seconds: float
     plain_seconds: float
@@ -136,7 +190,6 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     first_token_seconds: float
     phases: dict[str, float]
     drafters: dict[str, int]
-    accepted_per_depth: list[int]
     chunk_gaps: list[int]
     token_times: list[int]
     running: int
@@ -145,6 +198,32 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     kept_pages: int
     finished: int
     failed: int
+
+    @classmethod
+    def of(cls, counters: Counters, at: int, seconds: int) -> Self:
+        """What was counted in the interval."""
+        latest, first = counters.latest, counters.time_to_first_token_seconds
+        gauges = ("running", "waiting", "pages", "kept_pages")
+        return from_counts(
+            cls,
+            counters,
+            at=at,
+            seconds=seconds,
+            steps=counters.engine_steps,
+            tokens=counters.generation_tokens,
+            busy_seconds=counters.step_seconds.sum,
+            plain_seconds=counters.spec_decode_plain_seconds,
+            phases=counters.step_phase_seconds,
+            doubted_seconds=sum(counters.doubted.values()),
+            first_tokens=first.count,
+            first_token_seconds=first.sum,
+            drafters=counters.spec_decode_num_drafts,
+            chunk_gaps=counters.inter_chunk_latency_seconds.counts,
+            token_times=counters.time_per_output_token_seconds.counts,
+            finished=sum(counters.request_success.values()),
+            failed=sum(counters.request_errors.values()),
+            **{name: getattr(latest, name) if latest else 0 for name in gauges},
+        )
 
 
 class HistoryReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,24 +235,11 @@ class HistoryReport(msgspec.Struct, frozen=True, kw_only=True):
     minutes: list[Point]
 
 
-class Replica(msgspec.Struct, frozen=True):
-    """One engine of several. address: where it is reached. running, waiting: its requests, as far as this server knows;
-    own: those of this server. kv_used: share of its KV pages that running requests use."""
-
-    name: str
-    address: str
-    drafter: str
-    running: int
-    waiting: int
-    own: int
-    kv_used: float
-
-
 class Server(msgspec.Struct, frozen=True, kw_only=True):
     """The header. status: the engine's (ready, loading, down, failed), or draining: the server is about to stop.
     drafter: its name; draft: with the source; drafters: each. exact: whether the text is bit for bit that of plain
-    decoding. root_seconds: at start-up. resumed: how often a request continued in another engine. replicas: those that
-    accept requests, if there are several engines."""
+    decoding. resumed: how often a request continued in another engine. replicas: those that accept requests, if there
+    are several engines."""
 
     model: str
     status: str
@@ -198,16 +264,13 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
     draft_shape: Sequence[int] = ()
     kv_tokens: int = 0
     page_size: int = 0
-    max_seqs: int = 0
-    root_seconds: float = 0.0
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The page's data without the charts. drafters: in the minute of :class:`Live`; drafters_hour: in the last
     hour. nodes: of that minute, by depth and rank, of all tree shapes. accepted_by_depth: of all drafters, in that
-    minute and in the hour. totals: counters since the start, as in /metrics. startup: seconds of each phase of the
-    engine's last start. verdict: in a sentence, whether speculation pays, and if not, why. woken: experts of a layer,
-    in the hour."""
+    minute and in the hour. totals: counters since the start, by their names in /metrics.
+    verdict: in a sentence, whether speculation pays, and if not, why. woken: experts of a layer, in the hour."""
 
     now: float
     server: Server
@@ -218,8 +281,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     accepted_by_depth: ByDepth
     accepted_by_depth_hour: ByDepth
     woken: list[Woken]
-    totals: dict[str, int]
-    startup: dict[str, float]
+    totals: dict[str, int | float]
     verdict: str
     self_check: SelfCheckCounts
 

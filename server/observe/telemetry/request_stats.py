@@ -1,17 +1,16 @@
-"""Counts of one request, made where its text is cut: into the second's window, and the request's own record."""
+"""Counts of one request, made where its text is cut: into the counters of all, and the request's own record."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from foresay.server.observe.telemetry.counts import Shapes
-from foresay.server.observe.telemetry.history import TimeSeries
+from foresay.server.observe.telemetry.counters import Counters, shape_of
+from foresay.server.observe.telemetry.metrics import count
 from foresay.server.observe.telemetry.report import RequestDetail, RequestStep, RequestSummary, TokenText, from_counts
-from foresay.server.observe.telemetry.window import Window
+from foresay.server.observe.telemetry.ring import Ring
 from foresay.server.schemas.shared import PromptProgress
 from foresay.spec.accept import tokens_per_step
 from foresay.spec.request import Delta, Origin, Request
@@ -40,8 +39,7 @@ class SharedStats:
     """
 
     clock: Callable[[], float]
-    history: TimeSeries = field(default_factory=TimeSeries)
-    shapes: Shapes = field(default_factory=Shapes)
+    ring: Ring = field(default_factory=Ring)
     delivered: float = 0.0
     step: StepTrace | None = None
     step_seconds: float = 0.0
@@ -118,18 +116,19 @@ class RequestStats:
     def kept(self, delta: Delta, piece: Piece) -> None:
         """Count one step of this request, and what of it is in the text."""
         now = self._shared.clock()
-        window = self._shared.history.at(now)
+        counters = self._shared.ring.at(now)
         if delta.cached_tokens > self.cached_tokens and self.leads:
-            window.cached_tokens += delta.cached_tokens - self.cached_tokens
+            counters.prompt_tokens_cached += delta.cached_tokens - self.cached_tokens
+            counters.prefix_cache_hits = counters.prompt_tokens_cached
             self.cached_tokens = delta.cached_tokens
         if delta.tokens:
             self.seed = delta.seed
-            self._run(window, delta, piece)
+            self._run(counters, delta, piece)
         if piece.text and self._whole and self.keeps_text:
             self._text.append(piece.text)
         if piece.finish_reason is not None and self.finish_reason is None:
             self.finish_reason = piece.finish_reason
-            self._over(window, now, delta.statistics)
+            self._over(counters, now, delta.statistics)
 
     def delivered(self, tokens: int) -> None:
         """A chunk of ``tokens`` is sent: the time since the previous one is a chunk gap, and each token's share of it a
@@ -138,29 +137,29 @@ class RequestStats:
             return
         shared = self._shared
         now = shared.clock()
-        window = shared.history.at(now)
-        window.phases["deliver"] = window.phases.get("deliver", 0.0) + now - (shared.delivered or now)
+        counters = shared.ring.at(now)
+        count(counters.step_phase_seconds, "deliver", now - (shared.delivered or now))
         shared.delivered = now
         if self._first is None:
             self._first, self._first_run = now, tokens
             self._until_first = round(1000 * (now - self.began), 3) / 1000  # what a response's milliseconds come to
-            window.time_to_first_token.observe(self._until_first)
+            counters.time_to_first_token_seconds.observe(self._until_first)
             self._agree()
         else:
             gap = now - self._last
-            window.chunk_gaps.observe(gap)
-            window.token_times.observe(gap / tokens, tokens)
+            counters.inter_chunk_latency_seconds.observe(gap)
+            counters.time_per_output_token_seconds.observe(gap / tokens, tokens)
         self._last = now
 
     def failed(self, reason: str, error: bool) -> None:
         """It ended without its last delta. reason: the code of its error, or why it was cancelled."""
         if self.finish_reason is None:
             now = self._shared.clock()
-            window = self._shared.history.at(now)
+            counters = self._shared.ring.at(now)
             if error:
-                window.failed[reason] = window.failed.get(reason, 0) + 1
+                count(counters.request_errors, reason, 1)
             self.finish_reason = "error" if error else "cancelled"
-            self._over(window, now, None)
+            self._over(counters, now, None)
 
     def summary(self) -> RequestSummary:
         """The request in numbers, rounded as in the response's ``metrics``, so that both are shown as the same."""
@@ -204,30 +203,29 @@ class RequestStats:
         text = self._by_origin()
         return RequestDetail(self.summary(), steps, text, whole=self._whole, text_kept=self.keeps_text)
 
-    def _run(self, window: Window, delta: Delta, piece: Piece) -> None:
+    def _run(self, counters: Counters, delta: Delta, piece: Piece) -> None:
         """Count the tokens of one step."""
         origin, made, kept = delta.origin or NOWHERE, len(delta.tokens), len(piece.token_ids)
         path, forced, shared = origin.path, origin.forced, self._shared
-        shape = shared.shapes.of(origin.parents)
+        shape = shape_of(tuple(origin.parents))
         drafted, accepted = shape.drafted, min(len(path), kept)
-        run = origin.drafter, shape, path[accepted - 1] if accepted else 0, kept
-        window.new_runs[run] = window.new_runs.get(run, 0) + 1
+        counters.run(origin.drafter, shape, path[accepted - 1] if accepted else 0, kept)
         if not self.runs and self.leads:
-            window.prompt_tokens += self.prompt_tokens
+            counters.prompt_tokens += self.prompt_tokens
+            counters.prefix_cache_queries = counters.prompt_tokens
         self.read_tokens = self.prompt_tokens
         self.runs += 1
         self.tokens += kept
-        if made != kept:
-            self.discarded += made - kept
-            window.discarded += made - kept
+        self.discarded += made - kept
+        counters.spec_decode_num_discarded_tokens += made - kept
         if drafted:
             self.drafts += 1
             self.drafted += drafted
             self.accepted += accepted
-            self.drafters[origin.drafter] = self.drafters.get(origin.drafter, 0) + 1
+            count(self.drafters, origin.drafter, 1)
         sure = 0
         if forced:
-            window.forced += forced
+            counters.spec_decode_num_forced_tokens += forced
             sure = sum(1 for node in path[:accepted] if node <= forced)
         if len(self._steps) < MOST_STEPS:
             latest = shared.step
@@ -240,29 +238,28 @@ class RequestStats:
         else:
             self._whole = False
 
-    def _over(self, window: Window, now: float, statistics: Statistics | None) -> None:
+    def _over(self, counters: Counters, now: float, statistics: Statistics | None) -> None:
         """Count a request that has ended; its phases only if it has statistics, that is, ran to its end."""
         self.ended = now
-        reason = self.finish_reason or ""
-        window.finished[reason] = window.finished.get(reason, 0) + 1
-        window.e2e_request_latency.observe(now - self.began)
-        window.request_prompt_tokens.observe(self.prompt_tokens)
-        window.request_generation_tokens.observe(self.tokens)
+        counters.ended(self.finish_reason or "")
+        counters.e2e_request_latency_seconds.observe(now - self.began)
+        counters.request_prompt_tokens.observe(self.prompt_tokens)
+        counters.request_generation_tokens.observe(self.tokens)
         if self.max_tokens is not None:
-            window.request_params_max_tokens.observe(self.max_tokens)
+            counters.request_params_max_tokens.observe(self.max_tokens)
         if self.leads:
-            window.request_params_n.observe(self.choices)
+            counters.request_params_n.observe(self.choices)
         if statistics is not None:
             self._statistics = statistics
             queue, first = statistics.seconds.get("queue", 0.0), statistics.time_to_first_token
-            window.request_queue_time.observe(queue)
-            window.request_num_preemptions.observe(statistics.preemptions)
-            window.request_prefill_time.observe(max(first - queue, 0.0))
-            window.request_decode_time.observe(statistics.decode_seconds)
-            window.request_inference_time.observe(max(first - queue, 0.0) + statistics.decode_seconds)
+            counters.request_queue_time_seconds.observe(queue)
+            counters.request_num_preemptions.observe(statistics.preemptions)
+            counters.request_prefill_time_seconds.observe(max(first - queue, 0.0))
+            counters.request_decode_time_seconds.observe(statistics.decode_seconds)
+            counters.request_inference_time_seconds.observe(max(first - queue, 0.0) + statistics.decode_seconds)
         self._agree()
         if self._first is not None and self.tokens > 1:
-            window.request_time_per_output_token.observe((now - self._first) / (self.tokens - 1))
+            counters.request_time_per_output_token_seconds.observe((now - self._first) / (self.tokens - 1))
 
     def _by_origin(self) -> list[TokenText]:
         """The text of each token, with its origin."""
@@ -286,8 +283,7 @@ class Recent:
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._most_bytes = most_bytes
         self._running: dict[str, RequestStats] = {}
-        self._over: OrderedDict[str, tuple[RequestStats, int]] = OrderedDict()
-        self._of_tenant: dict[str, OrderedDict[str, None]] = {}
+        self._over: dict[str, RequestStats] = {}
         self._bytes = 0
 
     def begin(self, stats: RequestStats) -> None:
@@ -298,15 +294,13 @@ class Recent:
         """It has ended: keep it among the last of its tenant."""
         if self._running.pop(stats.id, None) is None:
             return
-        size = stats.bytes
-        self._over[stats.id] = stats, size
-        self._bytes += size
-        ids = self._of_tenant.setdefault(stats.tenant, OrderedDict())
-        ids[stats.id] = None
-        if len(ids) > MOST_PER_TENANT:
-            self._drop(next(iter(ids)))
+        self._over[stats.id] = stats
+        self._bytes += stats.bytes
+        own = [one for one in self._over.values() if one.tenant == stats.tenant]
+        for one in own[:-MOST_PER_TENANT]:
+            self._drop(one)
         while self._bytes > self._most_bytes and self._over:
-            self._drop(next(iter(self._over)))
+            self._drop(next(iter(self._over.values())))
 
     @property
     def running(self) -> int:
@@ -326,18 +320,14 @@ class Recent:
     def of(self, tenant: str) -> list[RequestStats]:
         """Running and recent requests, those that came last first."""
         running = [stats for stats in self._running.values() if stats.tenant == tenant]
-        over = [self._over[id][0] for id in self._of_tenant.get(tenant, ())]
+        over = [stats for stats in self._over.values() if stats.tenant == tenant]
         return sorted([*reversed(running), *reversed(over)], key=lambda stats: stats.began, reverse=True)
 
     def find(self, tenant: str, id: str) -> RequestStats | None:
         """The request of this tenant; None if there is none, or it was evicted."""
-        stats = self._running.get(id) or self._over.get(id, (None, 0))[0]
+        stats = self._running.get(id) or self._over.get(id)
         return stats if stats is not None and stats.tenant == tenant else None
 
-    def _drop(self, id: str) -> None:
-        stats, size = self._over.pop(id)
-        self._bytes -= size
-        ids = self._of_tenant[stats.tenant]
-        del ids[id]
-        if not ids:
-            del self._of_tenant[stats.tenant]
+    def _drop(self, stats: RequestStats) -> None:
+        del self._over[stats.id]
+        self._bytes -= stats.bytes

@@ -4,7 +4,7 @@ loop's thread.
 ::
 
     EngineClient.observe ── step(trace) ──┐
-    Service.generation ── watching() ── RequestStats.kept, delivered ──┴── History ── snapshot, history, totals, window
+    Service.generation ── watching() ── RequestStats.kept, delivered ──┴── Ring ── snapshot, history, records, the log
 """
 
 from __future__ import annotations
@@ -17,26 +17,36 @@ from contextlib import contextmanager
 from copy import copy
 from functools import partial
 from types import MappingProxyType
+from typing import cast
 
 import foresay
 from foresay.server.engine.generation import EngineStatus, StatusSource
 from foresay.server.gateway.caller import CONTEXT
-from foresay.server.observe.telemetry import views
-from foresay.server.observe.telemetry.counts import TOKEN_BOUNDS, Connections, SelfCheckCounts, Startup
-from foresay.server.observe.telemetry.metrics import ON_PAGE, Reading
-from foresay.server.observe.telemetry.report import (
+from foresay.server.observe.telemetry.counters import Counters
+from foresay.server.observe.telemetry.metrics import TOKEN_BOUNDS, Histogram, declared, value_of
+from foresay.server.observe.telemetry.records import (
+    Connections,
+    EngineGauges,
     Gauges,
-    HistoryReport,
-    Point,
     Replica,
+    SelfCheckCounts,
+    Startup,
+)
+from foresay.server.observe.telemetry.report import (
+    DrafterRates,
+    HistoryReport,
+    Live,
+    Node,
+    Point,
     RequestDetail,
     RequestSummary,
     Server,
     Snapshot,
+    Woken,
     from_counts,
 )
 from foresay.server.observe.telemetry.request_stats import Recent, RequestStats, SharedStats
-from foresay.server.observe.telemetry.window import Verdict, Window, judged, summed
+from foresay.server.observe.telemetry.verdict import judged
 from foresay.server.schemas.errors import ApiError
 from foresay.server.schemas.shared import PromptProgress
 from foresay.spec.errors import InvalidRequest
@@ -49,6 +59,8 @@ DRAINING = "running requests finish, new ones are refused"
 CLIENT_ENDED = frozenset({"cancelled"})
 #: For requests whose prompts have no words to show.
 NOTHING: Mapping[str, tuple[str, str]] = MappingProxyType({})
+#: Seconds of the page's figures, and of those that tell whether the machine is busy.
+LIVE_SECONDS, BUSY_SECONDS = 60, 10
 #: Weight of one step in the moving average of a step without drafts.
 _MOVED = 1 / 16
 #: Exceptions that mean that the client has left.
@@ -85,8 +97,8 @@ class Telemetry:
         self.replicas: Callable[[], list[Replica]] = list
         self.engine = engine
         self._shared, self._recent = SharedStats(self.clock), Recent()
-        self._history = self._shared.history
-        self._root_seconds = 0.0
+        self._ring = self._shared.ring
+        self._root_seconds, self._stepped = 0.0, 0
 
     # -- counting ------------------------------------------------------------------------------------------------
 
@@ -103,7 +115,8 @@ class Telemetry:
         shared = self._shared
         shared.step = trace
         shared.delivered = now = shared.clock()
-        shared.step_seconds = shared.history.at(now).step(trace)
+        shared.step_seconds = shared.ring.at(now).step(trace)
+        self._stepped = int(now)
 
     def see(self, status: EngineStatus) -> None:
         """Record a new status of the engine. One that starts shares no step with the one before."""
@@ -151,11 +164,11 @@ class Telemetry:
         present, last, info = self._recent.running, self._shared.step, self.engine.info
         unread = sum(stats.prompt_tokens - stats.read_tokens for stats in self._recent.unread)
         if last is None or info is None or self.engine.status.state != "ready":
-            return Gauges(waiting=present + self.arriving, unread=unread)
+            return Gauges(num_requests_waiting=present + self.arriving, prompt_tokens_unread=unread)
         room = info.kv_tokens / info.page_size
         waiting = max(present - info.max_seqs, min(last.waiting, present))
         used = min(1.0, last.pages / room) if present else 0.0
-        return Gauges(present - waiting, waiting, used, min(1.0, last.kept_pages / room), unread)
+        return Gauges(present - waiting, waiting, unread, used, min(1.0, last.kept_pages / room))
 
     @property
     def progress(self) -> list[PromptProgress]:
@@ -168,75 +181,62 @@ class Telemetry:
         info = self.engine.info
         return self._root_seconds or (info.root_seconds if info is not None else 0.0)
 
-    def totals(self) -> Window:
+    def totals(self) -> Counters:
         """Everything counted since the start."""
-        return self._history.total()
+        return self._ring.total()
 
-    def reading(self, minute: Window) -> Reading:
-        """The numbers that metrics read. minute: what was counted in the last minute."""
-        return Reading(
-            totals=self.totals(),
-            minute=minute,
-            gauges=self.gauges,
-            engine=self.engine,
-            startup=self.startup,
-            connections=self.connections,
-            self_check=self.self_check,
-            replicas=self.replicas(),
-            plain_seconds=self.plain_seconds,
-        )
+    def records(self) -> tuple[Counters, Gauges, EngineGauges, Startup, SelfCheckCounts]:
+        """All that metrics are read from, as of now, besides connections."""
+        up, info, gauges, plain = self.engine.status.state == "ready", self.engine.info, self.gauges, self.plain_seconds
+        of_engine = EngineGauges.of(up, info, self.minute(), gauges.num_requests_waiting, plain, self.replicas())
+        return self.totals(), gauges, of_engine, self.startup, self.self_check
 
-    def window(self, seconds: int) -> Window:
-        """What was counted in the last ``seconds``, at most ten minutes."""
-        return self._history.window(self.clock(), seconds)
+    def minute(self) -> Counters:
+        """What was counted in the last minute."""
+        return self._ring.since(int(self.clock()) - LIVE_SECONDS + 1)
 
-    def between(self, begin: int, end: int) -> Window:
-        """What was counted from second ``begin`` up to, but not including, second ``end``."""
-        return summed([window for window in self._history.since(begin) if window.second < end])
-
-    def verdict(self, seconds: int = views.LIVE_SECONDS) -> Verdict:
-        """Whether speculation paid in the last ``seconds``."""
-        return judged(self.window(seconds))
+    def between(self, begin: int, end: int) -> Counters:
+        """What was counted from second ``begin`` up to, but not including, second ``end``, of the last two minutes."""
+        return self._ring.between(begin, end)
 
     async def snapshot(self) -> Snapshot:
         """Header, tiles, drafters and tree, as of now."""
-        hour = self._history.hour(self.clock())
+        hour = self._ring.hour(self.clock())
         await asyncio.sleep(0)  # half of the work is done: let streams run
         now, info = self.clock(), self.engine.info
-        recent, until = self._history.since(int(now) - views.BUSY_SECONDS + 1), self._history.stepped(now)
-        whole = self._history.window(until, views.LIVE_SECONDS)
-        reading = self.reading(whole)
+        until = self._stepped or int(now)
+        recent = self._ring.since(int(now) - BUSY_SECONDS + 1)
+        minute = self._ring.between(until - LIVE_SECONDS + 1, until + 1)
+        unable = "" if minute.unable is None else minute.unable.unable
         return Snapshot(
             now=now,
             server=self._server(now, info),
-            live=views.live(recent, whole, until, self.plain_seconds, reading.gauges),
-            drafters=views.drafters(whole),
-            drafters_hour=views.drafters(hour),
-            nodes=views.nodes(whole),
-            accepted_by_depth=views.by_depth(whole),
-            accepted_by_depth_hour=views.by_depth(hour),
-            woken=views.woken(hour),
-            totals={name: metric.total(reading) for name, metric in ON_PAGE.items()},
-            startup=dict(self.startup.seconds),
-            verdict=f"{judged(whole).sentence} {whole.unable}".rstrip(),
+            live=Live.of(recent, minute, until, self.plain_seconds, self.gauges),
+            drafters=DrafterRates.each(minute),
+            drafters_hour=DrafterRates.each(hour),
+            nodes=Node.each(minute),
+            accepted_by_depth=minute.by_depth,
+            accepted_by_depth_hour=hour.by_depth,
+            woken=Woken.each(hour),
+            totals=_sums(self.totals()),
+            verdict=f"{judged(minute).sentence} {unable}".rstrip(),
             self_check=copy(self.self_check),
         )
 
-    async def history(self) -> HistoryReport:
+    def history(self) -> HistoryReport:
         """All charts, for ``msgspec.json.encode``. Seconds without activity are left out, and so is the current one."""
         now = self.clock()
         return HistoryReport(
             now=now,
             bounds=list(TOKEN_BOUNDS),
-            minutes=await views.points(self._history.minutes(now), 60),
-            seconds=await views.points(self._history.seconds(now), 1),
+            minutes=cast("list[Point]", [point for _, point in self._ring.minutes(now)]),
+            seconds=cast("list[Point]", [point for _, point in self._ring.seconds(now)]),
         )
 
-    async def points(self, after: int) -> tuple[list[Point], int]:
+    def points(self, after: int) -> tuple[list[Point], int]:
         """The finished seconds after second ``after``, for ``msgspec.json.encode``, and the last of them."""
-        now = int(self.clock())
-        over = [window for window in self._history.since(after + 1) if window.second < now]
-        return await views.points(over, 1), over[-1].second if over else after
+        over = self._ring.seconds(self.clock(), after + 1)
+        return cast("list[Point]", [point for _, point in over]), over[-1][0] if over else after
 
     def requests(self, tenant: str) -> list[RequestSummary]:
         """The tenant's running requests and last 100 finished ones, the newest first. No text."""
@@ -257,7 +257,13 @@ class Telemetry:
             version=foresay.__version__,
             started=self.started,
             uptime=now - self.started,
-            restarts=sum(self.startup.restarts.values()),
-            resumed=self.startup.resumed,
+            restarts=sum(self.startup.engine_restarts.values()),
+            resumed=self.startup.request_resumes,
             replicas=self.replicas(),
         )
+
+
+def _sums(totals: Counters) -> dict[str, int | float]:
+    """The sum of each counter, by its name."""
+    values = {name: value_of(getattr(totals, name)) for name in declared(totals)}
+    return {name: sum(one for _, one in value) for name, value in values.items() if not isinstance(value, Histogram)}

@@ -21,7 +21,9 @@ function shape(widths) {
 }
 
 /** What the re-runs found; nothing where none was requested. */
-function selfCheck({ share, checked, tokens, mismatches, waiting, skipped }) {
+function selfCheck({ share, ...counts }) {
+  const { self_check_requests: checked, self_check_tokens: tokens, self_check_mismatch: mismatches } = counts,
+    { self_check_waiting: waiting, self_check_skipped: skipped } = counts;
   if (!share && !checked) return [];
   const how = `${percent(share, share < 0.1 ? 1 : 0)} of the answers are decoded again without drafts in idle time`,
     why = `${how}: ${count(tokens)} tokens compared, ${count(waiting)} waiting, ${count(skipped)} skipped`;
@@ -132,8 +134,8 @@ export function showHeader({ server, live, verdict, totals, now, self_check: che
   byId("verdict").textContent = `${found} ${when}`;
   const headline = live.speed_up === null || live.doubt || raced ? "" : `${say(FIGURES.speedUp, live.speed_up)} · `;
   document.title = `${headline}Foresay: ${server.model}`;
-  const { running, waiting } = live.gauges,
-    begun = totals.engine_steps || totals.requests || running || waiting;
+  const { num_requests_running: running, num_requests_waiting: waiting } = live.gauges,
+    begun = totals.engine_steps || totals.request_success || running || waiting;
   document.documentElement.toggleAttribute("data-empty", !begun);
 }
 
@@ -159,14 +161,14 @@ const TILES = [
     why:
       "What the model remembers of the texts at hand, in pages of a few tokens each: the share that running requests " +
       "use. Pages that are only kept let a prompt with the same beginning start sooner; they make room when needed.",
-    value: ({ gauges }) => percent(gauges.kv_used, 1),
-    rest: ({ gauges }) => `KV cache, now${gauges.kv_kept ? `; ${percent(gauges.kv_kept, 1)} kept` : ""}`,
+    value: ({ gauges }) => percent(gauges.kv_cache_usage_perc, 1),
+    rest: ({ gauges: { kv_cache_kept_perc: kept } }) => `KV cache, now${kept ? `; ${percent(kept, 1)} kept` : ""}`,
   },
   {
     name: "Requests",
     why: "How many are being answered now, and how many wait until there is room for them.",
-    value: ({ gauges }) => `${count(gauges.running)} running`,
-    rest: ({ gauges }) => `${count(gauges.waiting)} waiting, now`,
+    value: ({ gauges }) => `${count(gauges.num_requests_running)} running`,
+    rest: ({ gauges }) => `${count(gauges.num_requests_waiting)} waiting, now`,
   },
 ];
 
@@ -212,7 +214,7 @@ export function notice(text, kind = "") {
   if (place.textContent !== text) place.textContent = text;
 }
 
-/** The counters in words; their names in /metrics are those of the data. */
+/** The counters that are shown, in words, by their names in /metrics. */
 const COUNTERS = {
   generation_tokens: "tokens written",
   prompt_tokens: "prompt tokens",
@@ -222,14 +224,14 @@ const COUNTERS = {
   spec_decode_num_draft_tokens: "tokens drafted",
   spec_decode_num_accepted_tokens: "of them right",
   spec_decode_num_discarded_tokens: "discarded after an end",
-  requests: "requests",
+  request_success: "requests",
   request_errors: "failed",
   num_preemptions: "interrupted for memory",
 };
 
 export function showFooter({ server, totals }) {
-  const counted = Object.entries(totals).map(([name, value]) =>
-    html("li", { "data-total": name, hidden: !value }, `${COUNTERS[name] ?? name} `, html("b", count(value))));
+  const counted = Object.entries(COUNTERS).map(([name, words]) =>
+    html("li", { "data-total": name, hidden: !totals[name] }, `${words} `, html("b", count(totals[name]))));
   byId("footer").replaceChildren(
     html("span", `Foresay ${server.version}, up ${span(server.uptime)}`),
     html("ul", counted),

@@ -75,7 +75,7 @@ function take({ snapshot, points, models }) {
   tellStatus(snapshot);
   draw();
   const over = points.reduce((sum, point) => sum + point.finished + point.failed, 0);
-  if (over > 0 || !listed || snapshot.live.gauges.running > 0) refreshRequests();
+  if (over > 0 || !listed || snapshot.live.gauges.num_requests_running > 0) refreshRequests();
   listed = true;
 }
 

@@ -17,19 +17,16 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import msgspec
-
 from foresay.server.catalog.catalog import KnownDraft, find_target, of_shape
-from foresay.server.cli.check.probe import Probed, advice, gains, measured, probe
-from foresay.server.cli.measure import factor
+from foresay.server.cli.measure import Comparison
+from foresay.server.cli.probe import CheckReport, advice, probe
 from foresay.server.engine import taken_over
 from foresay.server.engine.build import draft_shape, fitting
-from foresay.server.engine.checks import CheckReport, Measured, Notes, Target, described, facts, look_at_files, names_of
+from foresay.server.engine.checks import Notes, Target, described, facts, look_at_files, names_of
 from foresay.server.engine.checks import named as for_people
 from foresay.server.engine.device import find_device
-from foresay.server.engine.drafters.draft_model import DraftModel
 from foresay.server.engine.drafters.entry import Entry
-from foresay.server.engine.drafters.registry import drafts, find, settled
+from foresay.server.engine.drafters.registry import find, settled
 from foresay.server.engine.numbers import bits_of, choose_activations, choose_dtype, with_kv
 from foresay.server.engine.parameters import model_bytes, quantized
 from foresay.server.engine.vocabulary import vocabulary
@@ -261,59 +258,26 @@ def look_at_disk(notes: Notes, config: EngineConfig, target: Target) -> None:
     notes.ok("disk", f"the target's packed weights, {bytes_in_words(packed)}, are {stored}", packed_weights=packed)
 
 
-def _probe(notes: Notes, config: EngineConfig, seconds: float) -> tuple[list[Measured], str] | None:
+def _probe(notes: Notes, config: EngineConfig, seconds: float) -> tuple[list[Comparison], str] | None:
     """The measurements, and advice; None if there is nothing to measure, or measuring failed."""
-    choice = choose_draft(config)
-    if choice.value == NONE:
+    if choose_draft(config).value == NONE:
         notes.ok("probe", "there is no drafter to measure")
         return None
-    smaller = _with_int8_drafts(config, choice.value)
-    share = seconds if smaller is None else seconds / 2
-    found = notes.attempt("probe", "run it again; if it fails again, report it", lambda: probe(config, share))
+    found = notes.attempt("probe", "run it again; if it fails again, report it", lambda: probe(config, seconds))
     if found is None:
         return None
-    numbers = [measured(temperature, texts) for temperature, texts in found.texts.items()]
-    if smaller is not None:
-        _note_quantised(notes, numbers, notes.attempt("probe", _LEAVE, lambda: probe(smaller, seconds / 2)))
-    for doubt in found.info.drafter_doubts:
+    info, numbers = found
+    for doubt in info.drafter_doubts:
         notes.warn("probe", doubt, "see whether the acceptance below is worth it")
-    _note_texts(notes, numbers, found.info.exact, found.info.exact_reason)
-    return numbers, advice(numbers, len(found.info.draft_shape))
+    _note_texts(notes, numbers, info.exact, info.exact_reason)
+    return numbers, advice(numbers, len(info.draft_shape))
 
 
-_LEAVE = "leave --draft-quantize out"
-
-
-def _with_int8_drafts(config: EngineConfig, draft: str) -> EngineConfig | None:
-    """The same with an int8 draft model; None if there is no float draft model, or it is already quantised."""
-    models = [one for one in drafts(config, draft) if isinstance(one, DraftModel)]
-    if config.draft_quantize is not None or not models or models[0].model.quantization is not None:
-        return None
-    return msgspec.structs.replace(config, draft_quantize="int8")
-
-
-def _note_quantised(notes: Notes, floats: list[Measured], found: Probed | None) -> None:
-    """Note what an int8 draft model does to acceptance and speed."""
-    if found is None:
-        return
-    numbers = [measured(temperature, texts) for temperature, texts in found.texts.items()]
-    text = "; ".join(
-        f"{after.tokens_per_step:.2f} tokens per step instead of {before.tokens_per_step:.2f} and "
-        f"{factor(after.speedup)} instead of {factor(before.speedup)} at temperature {after.temperature:g}"
-        for before, after in zip(floats, numbers, strict=True)
-    )
-    text, facts = f"with --draft-quantize int8: {text}", {"quantised": numbers}
-    if gains(floats, numbers):
-        notes.warn("probe", text, "use --draft-quantize int8: it is faster on this machine", **facts)
-    else:
-        notes.ok("probe", text, **facts)
-
-
-def _note_texts(notes: Notes, numbers: list[Measured], exact: bool, reason: str) -> None:
+def _note_texts(notes: Notes, numbers: list[Comparison], exact: bool, reason: str) -> None:
     """Note whether drafting changed a text, which it must not if the engine is exact."""
-    runs = sum(one.runs for one in numbers)
+    texts = sum(one.texts for one in numbers)
     if all(one.same_tokens for one in numbers):
-        notes.ok("texts", f"{counted(runs, 'text')}, the same with the drafter and without ({reason})", runs=runs)
+        notes.ok("texts", f"{counted(texts, 'text')}, the same with the drafter and without ({reason})", texts=texts)
     elif exact:
         notes.fail(
             "texts",

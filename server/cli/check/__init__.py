@@ -1,1 +1,0 @@
-"""``foresay check``: whether a target and its drafters work together, and how to fix it if not."""
