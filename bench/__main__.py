@@ -24,6 +24,7 @@ NAMES = {
     "soak": "random requests, kills and freezes, every answer compared",
     "fetch": "real models for the others and for tests, from the hub or a package index",
     "inflate": "a small checkpoint, or heads of one, in a large shape",
+    "carve": "a mixture of experts out of a dense model",
     "mutants": "whether the tests find faults",
     "readme": "the README's figures, from the newest records of peers",
 }
