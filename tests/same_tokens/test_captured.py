@@ -76,7 +76,9 @@ CASES: list[tuple[Any, str, str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("drafter", "target", "shape", "how"), CASES, ids=str)
+@pytest.mark.parametrize(
+    ("drafter", "target", "shape", "how"), CASES, ids=lambda case: getattr(case, "__name__", str(case))
+)
 def test_every_shape_in_every_engine(pair, drafter, target, shape, how) -> None:
     family, _, narrow = target.partition(" in ")
     made = pair(family, torch.bfloat16 if narrow else torch.float32, layers=2)
