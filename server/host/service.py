@@ -28,7 +28,6 @@ from foresay.server.settings.resolved import ModelNames, target_directory
 from foresay.server.text.choice import Choice
 from foresay.server.text.parsers.chat_format import ChatFormat
 from foresay.server.text.prompt import RenderedPrompt, Room
-from foresay.server.text.prompt_changes import LastPrompts
 from foresay.server.text.tokenizer import SamplingDefaults, Tokenizer, loader_of
 from foresay.server.text.warned import Warned, WarningLog, warning
 from foresay.spec.errors import InvalidRequest
@@ -131,7 +130,6 @@ class Service:
         self.lease = Lease()
         self.warned = WarningLog()
         self.pace = Pace()
-        self.last_prompts = LastPrompts()
         self.telemetry = Telemetry(names.own, engine, connections=self.server.connections)
         self._running: dict[Generation, int] = {}  # with the number of its choices
         self._idle = asyncio.Event()
@@ -209,9 +207,9 @@ class Service:
         their text may be kept for the self-check and for the dashboard, where their key can read it again.
         """
         requests, count = [choice.request for choice in choices], len(choices)
-        about = {choice.request.id: (choice.words, choice.differs) for choice in choices}
+        words = {choice.request.id: choice.words for choice in choices}
         self._check_queue(count)
-        with self.telemetry.watching(requests, keeps_text, about) as all_stats:
+        with self.telemetry.watching(requests, keeps_text, words) as all_stats:
             meter, over = CONTEXT.get().meter, self.lease.close
             meter.prompt_tokens += sum(len(request.prompt) for request in requests if request.fork_of is None)
             generation = Generation(self.engine, requests, self.most_pending_tokens, meter.wrote, all_stats, over)

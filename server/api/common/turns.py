@@ -31,6 +31,7 @@ from foresay.server.schemas.chat import ChatRequest, CompletionRequest
 from foresay.server.schemas.shared import CONTENT, TEXT, GenerationRequest, Prediction, Speculation
 from foresay.server.text import conversation
 from foresay.server.text.choice import Choice, ChoiceOptions
+from foresay.server.text.client_noise import left_out
 from foresay.server.text.grammars.answers import Beginning, chat_grammar
 from foresay.server.text.grammars.fields import wanted
 from foresay.server.text.options import (
@@ -46,7 +47,6 @@ from foresay.server.text.options import choices as choices_of
 from foresay.server.text.parsers.chat_format import ChatFormat
 from foresay.server.text.parts import OutputParser, PlainText
 from foresay.server.text.prompt import RenderedPrompt, Room
-from foresay.server.text.prompt_changes import LONG, difference, left_out
 from foresay.server.text.warned import Warned, headers, warning
 from foresay.spec.errors import ContextLengthExceeded, InvalidRequest
 from foresay.spec.names import NONE, canonical
@@ -129,7 +129,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     field: the request's field with the prompts. follows: whether the answer's text continues the prompt's. parser:
     makes the parser of a choice, given its request's id. grammar: what all choices must match. predicted: tokens that
     they will probably have. warnings: about the prompt. strict: as in :func:`chat_choices`. words: the first words to
-    show, if not those of the prompt's tokens. differs: where the prompt differs from an earlier one.
+    show, if not those of the prompt's tokens.
     """
 
     prompts: Sequence[list[int]]
@@ -141,7 +141,6 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[Warned, ...] = ()
     strict: bool = False
     words: str = ""
-    differs: str = ""
 
 
 async def completion_choices(
@@ -166,7 +165,6 @@ async def chat_choices(
     chat = await rendered(service, body)
     room = room_for(service, body, "messages")
     prompt = await service.encode(chat.prompt, bool(body.add_special_tokens), spoken, room)
-    differs = await _compared(service, body, chat, prompt)
     words = conversation.last_words(body)
     text, offer, chat_format = chat.prompt.text, chat.offer, service.opened()[0].chat_format
     opened = chat_format.opened_by(text, continues)
@@ -186,7 +184,6 @@ async def chat_choices(
         warnings=chat.warnings,
         strict=strict,
         words=words,
-        differs=differs,
     )
     return _choices(service, body, prepared)
 
@@ -200,20 +197,6 @@ async def chat_prompt(service: Service, body: ChatRequest) -> list[int]:
 def room_for(service: Service, body: GenerationRequest, field: str) -> Room | None:
     """The limit for a prompt; None if it will be truncated to fit."""
     return None if body.truncate_prompt_tokens is not None else Room(field, service.opened()[1].max_model_len)
-
-
-async def _compared(service: Service, body: ChatRequest, chat: ModelConversation, prompt: list[int]) -> str:
-    """Where a long prompt differs from an earlier one of the same client; empty if it does not."""
-    if len(prompt) < LONG:
-        return ""
-    owner, tokenizer = f"{service.fingerprint} {_salt(body)}", service.opened()[0].tokenizer
-
-    def compared() -> str:
-        at = service.last_prompts.compare(prompt, owner)
-        given = (tokenizer, chat.prompt.text, chat.messages, chat.offer)
-        return "" if at is None else difference(prompt, at, *given)
-
-    return await asyncio.to_thread(compared)
 
 
 class ModelConversation(NamedTuple):
@@ -321,7 +304,7 @@ def _choices(service: Service, body: GenerationRequest, prepared: Prepared) -> l
         shown = prepared.words or conversation.first_words(text.tokenizer.decode(prompt[:_SHOWN]))
         for one in forked(request, count):
             parser = prepared.parser(one.id)
-            about = context, parser, noted, shown, prepared.differs
+            about = context, parser, noted, shown
             choices.append(Choice(one, text.tokenizer, options, info.eos_token_ids, *about))
     return choices
 
