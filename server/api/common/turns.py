@@ -23,7 +23,6 @@ from foresay.server.api.common import validation
 from foresay.server.api.common.answer import Answer
 from foresay.server.api.common.route import json_response
 from foresay.server.api.common.streaming import collect, stream
-from foresay.server.catalog.formats import EFFORTS, GEMMA4
 from foresay.server.gateway.caller import CONTEXT
 from foresay.server.host.service import AnswerOrigin, Service
 from foresay.server.schemas import bounds
@@ -249,7 +248,7 @@ def _variables(body: ChatRequest, chat_format: ChatFormat) -> tuple[dict[str, An
     effort = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
     given = effort | (body.chat_template_kwargs or {})
     wanted = given.get("reasoning_effort")
-    if not chat_format.channels or wanted in (None, *EFFORTS):
+    if not chat_format.form.efforts or wanted in (None, *chat_format.form.efforts):
         return given, ()
     del given["reasoning_effort"]
     return given, (warning("hint_left_out", "reasoning_effort", value=str(wanted)),)
@@ -261,13 +260,9 @@ def _template_messages(
     """The conversation in the form of the model's template; and what differs from the request."""
     text, noted = service.opened()[0], tuple[Warned, ...]()
     messages = conversation.messages(body)
-    if text.chat_format.channels:
-        messages, moved = conversation.folded(messages)
-        messages = conversation.in_channels(messages)
+    if shape := text.chat_format.form.conversation:
+        messages, moved = conversation.SHAPES[shape](messages, text.chat_format.words)
         noted += tuple(warning("system_moved", ("messages", index)) for index in moved)
-    if text.chat_format.calls == GEMMA4:
-        embedded = "tool_responses" in text.chat_format.words and "tool_call_id" not in text.chat_format.words
-        messages = conversation.in_turns(messages, embedded)
     if text.chat_format.generic:
         messages = conversation.spelled_out(messages, offer.rendered())
         noted += (warning("generic_tools", "tools"),) if offer.listed else ()

@@ -17,19 +17,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from foresay.server.catalog.formats import (
-    ANALYSIS,
-    CHANNELS,
-    FORMATS,
-    HARMONY,
-    REASONING,
-    TAG,
-    TOOLS_VARIABLES,
-    ToolFormat,
-)
+from foresay.server.catalog.formats import FORMATS, REASONING, TAG, TOOLS_VARIABLES, ToolFormat
 from foresay.server.settings.config import ReasoningParser, ToolParser
-from foresay.server.text.parsers.channels import begun, messages
-from foresay.server.text.parsers.formats import output
+from foresay.server.text.parsers.formats import begun, messages, output
 from foresay.server.text.parsers.parser import ParsedAnswer, ScriptParser
 from foresay.server.text.parsers.script import Broken, object_of
 from foresay.server.text.parts import OutputParser, Part, PlainText, ReasoningPart, TextPart, ToolCallPart
@@ -157,19 +147,19 @@ _ALPHANUMERIC = string.ascii_letters + string.digits
 class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
     """The format of one model's output, and what its chat template supports.
 
-    calls: name of the format of its tool calls; None if unknown. thinks: the tags around its reasoning; None if it does
-    not reason. markers: tags that are single special tokens, by id. words: every name in the template's code. declared:
-    makes the parser that the tokenizer itself declares, from the prompt, the request's id and the offered tools; None:
-    our own parsers are used. channels: its answers are messages on channels, which may contain calls.
+    calls: name of the format of its tool calls; None if unknown. form: how answers are written. thinks: the tags around
+    its reasoning; None if it does not reason. markers: tags that are single special tokens, by id. words: every name in
+    the template's code. declared: makes the parser that the tokenizer itself declares, from the prompt, the request's
+    id and the offered tools; None: our own parsers are used.
     """
 
     calls: str | None = None
+    form: ToolFormat = ToolFormat()
     thinks: tuple[str, str] | None = None
     markers: dict[int, str] = {}
     words: frozenset[str] = frozenset()
     declared: Callable[[str, str, Offer], OutputParser] | None = None
     generic: bool = False
-    channels: bool = False
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, tools: ToolParser = "auto", thoughts: ReasoningParser = "auto") -> ChatFormat:
@@ -183,22 +173,16 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
         lists = not words.isdisjoint(TOOLS_VARIABLES)
         generic = not lists and not declares and tools in ("auto", GENERIC) and calls in (None, GENERIC)
         calls = GENERIC if generic else calls
-        channels = calls == HARMONY or (tools == "none" and any(sign in template for sign in CHANNELS.signs))
+        form = FORMATS[calls] if calls else ToolFormat()
+        if tools == "none":  # text is on channels whether or not calls are read
+            form = next((FORMATS[name] for name in shown if FORMATS[name].channels), form)
         around = (tags for tags in REASONING.values() if any(tag in template for tag in tags))
-        thinks = next(around, None) if thoughts == "auto" else REASONING.get(thoughts)
-        thinks = ANALYSIS if channels and thoughts == "auto" else thinks
-        form = CHANNELS if channels else FORMATS[calls] if calls else ToolFormat()
+        thinks = form.thinks or next(around, None) if thoughts == "auto" else REASONING.get(thoughts)
         tags = (*form.control, *TAG.findall("".join(thinks or ())))
         markers = {id: tag for tag in tags if (id := tokenizer.special_id(tag)) is not None}
         declared = _declared(tokenizer) if declares else None
         return cls(
-            calls=calls,
-            thinks=thinks,
-            markers=markers,
-            words=words,
-            declared=declared,
-            generic=generic,
-            channels=channels,
+            calls=calls, form=form, thinks=thinks, markers=markers, words=words, declared=declared, generic=generic
         )
 
     @property
@@ -232,9 +216,9 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
         the answer is whole and held to no grammar, so that calls may lack tags."""
         if self.declared is not None:
             return self.declared(prompt, request_id, offer)
-        form = FORMATS[self.calls] if self.calls is not None else ToolFormat()
+        form = self.form
         answer = ParsedAnswer(partial(_id, request_id, *form.id), offer.schemas, offer.parallel, free)
-        if self.channels:
+        if form.channels:
             script = partial(messages, begun(prompt), self.thinks is not None)
             return ScriptParser(answer, script, self.markers)
         around = (*form.wraps, *form.ends, *TAG.findall("".join(self.thinks or ())))
