@@ -35,7 +35,7 @@ KVDtype = Literal["auto", "bfloat16", "int8", "fp8"]
 DraftKVDtype = Literal["auto", "int8", "fp8"]
 Activations = Literal["auto", "int8", "model"]
 DeviceKind = Literal["auto", "cpu", "cuda"]
-ToolParser = Literal["auto", "none", *FORMATS, "response_template"]  # type: ignore[valid-type]
+ToolParser = Literal["auto", "none", *FORMATS]  # type: ignore[valid-type]
 ReasoningParser = Literal["auto", "none", *REASONING]  # type: ignore[valid-type]
 Chain = Annotated[
     int, Meta(ge=1, le=63, extra={"expected": "a whole number from 1 to 63 (--draft none decodes without drafts)"})

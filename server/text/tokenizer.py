@@ -21,7 +21,7 @@ from foresay.server.catalog.formats import TOOLS_VARIABLES
 from foresay.server.text.detokenize import SpelledToken, Spelling
 from foresay.server.text.prompt import ControlTokens, RenderedPrompt, Room, most_characters
 from foresay.server.text.time_limit import TimeIsUp, interrupted_after
-from foresay.spec.errors import ConfigurationError, InvalidRequest
+from foresay.spec.errors import InvalidRequest
 from foresay.verifier.model.errors import ModelError, code_refused
 
 if TYPE_CHECKING:
@@ -222,18 +222,6 @@ class Tokenizer:
     def added_id(self, token: str) -> int | None:
         """The id of an added token by its text, special or not; None if there is none."""
         return self._added.get(token)
-
-    @property
-    def declares_output(self) -> bool:
-        """Whether the checkpoint declares how to parse its output (``response_template``)."""
-        return getattr(self._templates, "response_template", None) is not None
-
-    def output_regions(self, prompt: str, tools: Sequence[dict[str, Any]]) -> Any:
-        """transformers' parser of the output after ``prompt``. Raises :class:`ConfigurationError` if there is none."""
-        try:
-            return self._templates.get_response_parser(prefix=prompt, tools=list(tools) or None)
-        except (AttributeError, ValueError, TypeError, KeyError) as error:
-            raise ConfigurationError(f"the tokenizer's response_template cannot be used: {error}") from error
 
     @property
     def config(self) -> dict[str, Any]:

@@ -395,7 +395,7 @@ async def test_the_first_template_gets_results_where_it_looks_for_them():
 
 def test_the_template_alone_tells_and_a_flag_does():
     known = ChatFormat.of(family_tokenizer("gemma4"))
-    assert (known.calls, known.thinks, known.generic, known.declared) == ("gemma4", TAGS, False, None)
+    assert (known.calls, known.thinks, known.generic) == ("gemma4", TAGS, False)
     assert set(known.markers.values()) == set(FORMATS["gemma4"].control)
     other = ChatFormat.of(family_tokenizer("plain"), "gemma4", "gemma4")
     assert (other.calls, other.thinks) == ("gemma4", TAGS)
