@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from foresay.server.api.common.turns import chat_prompt
 from foresay.server.api.responses import schemas
-from foresay.server.api.responses.items import ADDITIONAL, compaction_of, given_items, unfolded
+from foresay.server.api.responses.items import ADDITIONAL, Toolbox, compaction_of, given_items, unfolded
 from foresay.server.api.responses.request import NAMES, chat_request
 from foresay.server.api.responses.turn import given_now
 from foresay.server.host.service import Service
@@ -43,9 +43,8 @@ _RULES = ("system", "developer")
 async def compacted(service: Service, body: schemas.CompactRequest) -> tuple[schemas.Compaction, tuple[Warned, ...]]:
     """The window that replaces a conversation, and warnings about what it lacks. Raises
     :class:`~foresay.spec.errors.ContextLengthExceeded` if even the last turn is too long."""
-    before, given = given_now(service, body)
-    all_items = [*(() if before is None else before.conversation), *given]
-    items = [item for _, item in unfolded([((), item) for item in all_items])]
+    _, earlier, given = given_now(service, body)
+    items = [item for _, item in unfolded([((), item) for item in (*earlier, *given)])]
     if not items:
         raise InvalidRequest("input", " is required: there is nothing to compact")
     longest = service.opened()[1].max_model_len
@@ -70,7 +69,7 @@ async def _length(service: Service, body: schemas.CompactRequest, items: Sequenc
     """Number of tokens of the items' prompt."""
     request = schemas.ResponseRequest(instructions=body.instructions)
     with NAMES:
-        return len(await chat_prompt(service, chat_request(request, (), items)))
+        return len(await chat_prompt(service, chat_request(request, (), items, Toolbox.of((), items, ()))))
 
 
 def _steps(items: Sequence[schemas.InputItem]) -> tuple[int, list[int]]:
