@@ -174,7 +174,6 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     top_logprobs: ranges.Logprobs | None = None
     prompt_logprobs: ranges.Logprobs | None = None
     return_tokens_as_token_ids: bool | None = None
-    stream_interval: ranges.Positive | None = None
     provenance: bool | None = None
     truncate_prompt_tokens: int | None = None
     spaces_between_special_tokens: bool | None = None

@@ -75,47 +75,15 @@ async def _reported(error: Exception, events: EventStream, broken: Broken) -> we
     return await events.end()
 
 
-class Paced:
-    """Holds pieces back until there are ``interval`` tokens to send. The first piece of a choice is sent at once."""
-
-    def __init__(self, interval: int) -> None:
-        self._interval = interval
-        self._begun: set[int] = set()
-        self._held: dict[int, Piece] = {}
-
-    def take(self, index: int, piece: Piece) -> Piece | None:
-        """The piece of a choice that is due now; None if it is to wait."""
-        if index in self._held:
-            piece = merged([self._held.pop(index), piece])
-        ended = piece.finish_reason is not None
-        if ended or index not in self._begun or len(piece.token_ids) >= self._interval:
-            self._begun.add(index)
-            return piece
-        self._held[index] = piece
-        return None
-
-    def rest(self) -> list[tuple[int, Piece]]:
-        """What is still held back."""
-        held, self._held = self._held, {}
-        return sorted(held.items(), key=lambda item: item[0])
-
-
 async def batches(
     answer: Answer, generation: Generation, timeout: Callable[[], float | None]
 ) -> AsyncIterator[tuple[list[msgspec.Struct], bytes]]:
     """The chunks of an answer, one batch per engine step, and the bytes that an event stream has after them. A batch
-    may be empty if nothing arrived for ``timeout()`` seconds. An error of the generation is raised after what was held
-    back.
-    """
-    paced, unopened = Paced(answer.stream_interval), set(range(len(answer.choices)))
+    may be empty if nothing arrived for ``timeout()`` seconds."""
+    unopened = set(range(len(answer.choices)))
     reports = bool(answer.body.return_progress)
     while not finished(answer):
-        try:
-            batch = list(pieces_of(answer, generation, await generation.next(timeout())))
-        except (ApiError, InvalidRequest):
-            if left := [chunk for index, piece in paced.rest() for chunk in answer.chunks(index, piece)]:
-                yield left, b""
-            raise
+        batch = list(pieces_of(answer, generation, await generation.next(timeout())))
         due = sorted(unopened & {index for index, _ in batch} if batch else unopened)
         unopened.difference_update(due)
         chunks = [chunk for index in due for chunk in answer.opening(index)]
@@ -124,9 +92,7 @@ async def batches(
             chunks += answer.progress(progress)
         reports = reports and not generation.begun
         for index, piece in batch:
-            ready = paced.take(index, piece)
-            if ready is not None:
-                chunks += await _unhurried([ready], answer.chunks, index, ready)
+            chunks += await _unhurried([piece], answer.chunks, index, piece)
         if finished(answer):
             yield [*chunks, *answer.closing()], answer.framing.done
         elif chunks or not batch:
