@@ -235,8 +235,6 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
     """SECONDS: refuse with 408 a request whose body takes longer than this to arrive"""
     request_timeout: Seconds | None = None
     """SECONDS: end a request that takes longer than this with an error (never)"""
-    first_token_timeout: Seconds | None = None
-    """SECONDS: end a request that waits longer than this for its first token with 429 (never)"""
 
     # replicas
     replicas: Replicas | None = None

@@ -36,11 +36,6 @@ def _check_server(config: ServeConfig) -> None:
         raise ConfigurationError("the same api_key is given twice")
     if len(set(config.served_model_name)) < len(config.served_model_name):
         raise ConfigurationError("the same served_model_name is given twice")
-    if config.request_timeout is not None and (config.first_token_timeout or 0) > config.request_timeout:
-        raise ConfigurationError(
-            f"first_token_timeout ({config.first_token_timeout:g}) must be at most "
-            f"request_timeout ({config.request_timeout:g})"
-        )
     _check_replicas(config)
     limit, longest = config.max_output_tokens, config.max_model_len
     if limit is not None and longest is not None and limit >= longest:

@@ -244,15 +244,6 @@ async def test_a_client_that_leaves_while_it_waits_frees_its_slot(tokenizer):
         assert (await server.client.post("/v1/completions", json=ask)).status == 200
 
 
-async def test_patience_for_the_first_token_includes_the_wait_for_the_model(tokenizer):
-    async with serving(tokenizer, TEXTS, first_token_timeout=0.05) as server:
-        server.by_name["fox"].gate.clear()
-        refused = await server.json("/v1/completions", status=429, model="fox", prompt="x")
-        assert refused["error"]["code"] == "first_token_timeout"
-        assert "'fox' was not loaded" in refused["error"]["message"]
-        server.by_name["fox"].gate.set()
-
-
 async def test_a_long_stream_finishes_before_its_model_leaves(tokenizer):
     async with serving(tokenizer, TEXTS) as server:
         engine = server.by_name["fox"].engine
