@@ -25,7 +25,6 @@ from foresay.server.host.service import Service
 from foresay.server.schemas.errors import ApiError
 from foresay.server.schemas.shared import ErrorBody, PromptProgress
 from foresay.server.text.choice import Piece, merged
-from foresay.server.text.warned import headers
 from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import Delta
 
@@ -46,7 +45,7 @@ T = TypeVar("T")
 async def stream(request: web.Request, answer: Answer, generation: Generation, ping: float) -> web.StreamResponse:
     """Write one event batch per engine step; a comment every ``ping`` seconds while idle, and how far the prompt is
     read."""
-    events = EventStream.of(request, answer.framing, headers(answer.warnings))
+    events = EventStream.of(request, answer.framing)
 
     def patience() -> float:
         if not events.started:

@@ -46,7 +46,7 @@ from foresay.server.text.options import choices as choices_of
 from foresay.server.text.parsers.chat_format import ChatFormat
 from foresay.server.text.parts import OutputParser, PlainText
 from foresay.server.text.prompt import RenderedPrompt, Room
-from foresay.server.text.warned import Warned, headers, warning
+from foresay.server.text.warned import Warned, warning
 from foresay.spec.errors import ContextLengthExceeded, InvalidRequest
 from foresay.spec.names import NONE, canonical
 from foresay.spec.request import EngineInfo, Grammar, Request
@@ -365,4 +365,4 @@ async def answered(
         if body.stream:
             return await stream(http, answer, generation, service.ping_seconds)
         whole = await collect(answer, generation)
-    return json_response(whole, headers=headers(answer.warnings))
+    return json_response(whole)

@@ -22,7 +22,6 @@ from foresay.server.gateway.caller import CONTEXT
 from foresay.server.host.models.models import MODELS
 from foresay.server.host.service import Service
 from foresay.server.schemas.shared import ErrorBody, ErrorDetail
-from foresay.server.text.warned import headers
 from foresay.spec.errors import InvalidRequest
 
 #: How long a cancel waits for the engine's last events.
@@ -46,7 +45,7 @@ async def create(http: web.Request, service: Service, body: schemas.ResponseRequ
     """Answer a conversation given as items, or continue an earlier response."""
     turn = await prepared(service, body)
     if not body.stream:
-        return json_response(await whole(turn), headers=headers(turn.answer.warnings))
+        return json_response(await whole(turn))
     async with turn.running() as generation:
         return await stream(http, turn.answer, generation, service.ping_seconds)
 
@@ -62,7 +61,7 @@ async def compact(http: web.Request, body: schemas.CompactRequest) -> web.Respon
     async with http.app[MODELS].reading(body.model) as service:
         answer, warnings = await compacted(service, body)
         service.warned.note(warnings)
-    return json_response(answer, headers=headers(warnings))
+    return json_response(answer)
 
 
 async def retrieve(http: web.Request) -> web.Response:
