@@ -119,9 +119,8 @@ async def prepared(
     tenant = CONTEXT.get().caller.tenant
     record = Record(tenant=tenant, response=response, items=items, model=model, socket_id=where)
     record.fingerprint = origin.fingerprint
-    record.options_bytes = len(msgspec.json.encode((body.instructions, body.tools, body.metadata)))
-    known = 0 if before is None else before.conversation_bytes
-    record.items_bytes = known + max(0, CONTEXT.get().body_bytes - record.options_bytes)
+    known = 0 if before is None else before.items_bytes + len(msgspec.json.encode(before.response.output))
+    record.items_bytes = known + CONTEXT.get().body_bytes
     return ResponseTurn(service, answer, record, response.store or socket_id != "")
 
 
