@@ -268,13 +268,10 @@ class Service:
     ) -> list[int]:
         """Token ids of ``prompt``, made in a thread if it is long. spoken: see :meth:`Tokenizer.encode_after`.
 
-        Raises :class:`~foresay.spec.errors.ContextLengthExceeded` for a prompt that exceeds ``room``, without
-        tokenizing if its length alone shows that.
+        Raises :class:`~foresay.spec.errors.ContextLengthExceeded` for a prompt that exceeds ``room``.
         """
         tokenizer = self.opened()[0].tokenizer
         rendered = RenderedPrompt(prompt) if isinstance(prompt, str) else prompt
-        if room is not None:
-            room.check(tokenizer.fewest(rendered.text), about="at least ")
         if len(rendered.marked) <= INLINE_CHARACTERS:
             return tokenizer.encode_after(spoken, rendered, add_special_tokens, room)
         return await asyncio.to_thread(tokenizer.encode_after, spoken, rendered, add_special_tokens, room)

@@ -1,4 +1,4 @@
-"""Keeps a client's text as text even if it spells a control token; and checks early whether a prompt fits.
+"""Keeps a client's text as text even if it spells a control token; and checks whether a prompt fits.
 
 A prompt is rendered from strings in which every control token's text is broken up by a mark, a character that occurs
 nowhere else. Control tokens in the rendered text then come from the template::
@@ -13,22 +13,15 @@ this.
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
-from math import prod
 from typing import Any
 
 import msgspec
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, models
 
 from foresay.server.catalog.formats import REASONING, TAG
 from foresay.spec.errors import ContextLengthExceeded, InvalidRequest
-
-#: Normalizer steps that keep every character, and the factor by which they shorten text at most: a composed character
-#: stands for up to 4 others, a compatibility character for up to 18 (Unicode Standard Annex 15).
-_SHORTENS = {"NFC": 4, "NFD": 1, "NFKC": 18, "NFKD": 18, "Lowercase": 1, "Prepend": 1, "ByteLevel": 1}
-_KEEPS = {"ByteLevel", "Metaspace", "Digits", "Split"}
 
 
 class Room(msgspec.Struct, frozen=True):
@@ -37,57 +30,17 @@ class Room(msgspec.Struct, frozen=True):
     field: str
     longest: int
 
-    def check(self, tokens: int, completion: int | None = None, about: str = "") -> None:
-        """Raise unless a prompt of ``tokens`` tokens fits. completion: tokens requested; at least one if not known yet.
-        about: prefix of the number in the message.
-        """
+    def check(self, tokens: int, completion: int | None = None) -> None:
+        """Raise unless a prompt of ``tokens`` tokens fits. completion: tokens requested; at least one if not known
+        yet."""
         needed = tokens + (completion or 1)
         if needed > self.longest:
-            least = about if completion else "at least "
+            least = "" if completion else "at least "
             raise ContextLengthExceeded(
                 self.field,
                 f"This model's maximum context length is {self.longest} tokens. However, you requested {least}{needed} "
-                f"tokens ({about}{tokens} in the prompt, {completion or 1} in the completion).",
+                f"tokens ({tokens} in the prompt, {completion or 1} in the completion).",
             )
-
-
-def most_characters(backend: Tokenizer) -> int | None:
-    """The most characters of a text that one token can stand for; None if there is no limit."""
-    added = backend.get_added_tokens_decoder().values()
-    vocabulary = backend.get_vocab(with_added_tokens=True)
-    shortens = [_shortens(step) for step in _steps(backend.normalizer, "normalizers")]
-    splits = _steps(backend.pre_tokenizer, "pretokenizers")
-    keeps = all(step["type"] in _KEEPS and step.get("behavior") != "Removed" for step in splits)
-    if not keeps or None in shortens or any(entry.lstrip or entry.rstrip for entry in added):
-        return None
-    if not _reads_everything(backend.model, vocabulary, any(step["type"] == "ByteLevel" for step in splits)):
-        return None
-    return max(map(len, vocabulary), default=1) * prod(factor or 1 for factor in shortens)
-
-
-def _steps(part: Any, inside: str) -> list[dict[str, Any]]:
-    """The steps of a normalizer or a pre-tokenizer, in order."""
-    if part is None:
-        return []
-    given = json.loads(part.__getstate__())
-    return list(given[inside]) if given["type"] == "Sequence" else [given]
-
-
-def _shortens(step: dict[str, Any]) -> int | None:
-    if step["type"] == "Replace":
-        old = step["pattern"].get("String")
-        return 1 if old is not None and len(old) <= len(step["content"]) else None
-    return _SHORTENS.get(step["type"])
-
-
-def _reads_everything(model: Any, vocabulary: dict[str, int], by_bytes: bool) -> bool:
-    """Whether no character is left out or merged with others into an unknown token."""
-    if type(model).__name__ != "BPE":
-        return False
-    alphabet = pre_tokenizers.ByteLevel.alphabet() if by_bytes else [f"<0x{byte:02X}>" for byte in range(256)]
-    if (by_bytes or model.byte_fallback) and all(letter in vocabulary for letter in alphabet):
-        return True
-    return model.unk_token is not None and not model.fuse_unk
 
 
 #: Characters that Unicode reserves for a program's internal use.

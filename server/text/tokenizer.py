@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache
 from inspect import signature
-from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,7 +18,7 @@ import msgspec
 
 from foresay.server.catalog.formats import TOOLS_VARIABLES
 from foresay.server.text.detokenize import SpelledToken, Spelling
-from foresay.server.text.prompt import ControlTokens, RenderedPrompt, Room, most_characters
+from foresay.server.text.prompt import ControlTokens, RenderedPrompt, Room
 from foresay.server.text.time_limit import TimeIsUp, interrupted_after
 from foresay.spec.errors import InvalidRequest
 from foresay.verifier.model.errors import ModelError, code_refused
@@ -126,7 +125,6 @@ class Tokenizer:
         self._backend.no_truncation()  # tokenizer.json may enable either
         self._backend.no_padding()
         self._control = ControlTokens(self._backend)
-        self._most_characters = most_characters(self._backend)
         added = self._backend.get_added_tokens_decoder()
         self.special_ids: frozenset[int] = frozenset(token for token, entry in added.items() if entry.special)
         self._added: dict[str, int] = {entry.content: token for token, entry in added.items()}
@@ -166,10 +164,6 @@ class Tokenizer:
     def as_text(self, text: str) -> RenderedPrompt:
         """A prompt in which the names of control tokens are text."""
         return RenderedPrompt(*self._control.sealed(text, ""))
-
-    def fewest(self, text: str) -> int:
-        """A lower bound on the tokens of ``text``, from its length only."""
-        return 0 if self._most_characters is None else ceil(len(text) / self._most_characters)
 
     def encode_after(
         self, spoken: Sequence[int], prompt: RenderedPrompt, add_special_tokens: bool = True, room: Room | None = None
