@@ -1,5 +1,5 @@
 """Every setting, once: the fields below are the flags, the ``FORESAY_*`` variables and the keys of a TOML file; below
-each stands its help (:mod:`foresay.server.settings.help` reads it).
+each stands its help (:mod:`foresay.server.settings.fields` reads it).
 
 ::
 

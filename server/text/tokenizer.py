@@ -56,6 +56,15 @@ def _converted(file: Path, changed: int) -> str:
 RENDERING_SECONDS = 10.0
 
 
+#: Models' tokens for filling in the middle: before the prefix, before the suffix, before the text between them.
+_INFILL = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
+    ("▁<PRE>", "▁<SUF>", "▁<MID>"),
+)
+
 #: Usual values for a model without recommendations.
 _USUAL = {"temperature": 0.7, "top_p": 0.95}
 
@@ -216,6 +225,13 @@ class Tokenizer:
     def added_id(self, token: str) -> int | None:
         """The id of an added token by its text, special or not; None if there is none."""
         return self._added.get(token)
+
+    @property
+    def infilling(self) -> list[int] | None:
+        """The ids of the tokens before a prefix, before a suffix, and before the text between them; None if it has
+        none."""
+        known = (names for names in _INFILL if self._added.keys() >= {*names})
+        return next(([self._added[name] for name in names] for names in known), None)
 
     @property
     def config(self) -> dict[str, Any]:

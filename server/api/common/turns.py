@@ -198,6 +198,27 @@ def room_for(service: Service, body: GenerationRequest, field: str) -> Room | No
     return None if body.truncate_prompt_tokens is not None else Room(field, service.opened()[1].max_model_len)
 
 
+async def infilled(
+    service: Service, before: Sequence[str | list[int]], after: str, field: str, special: bool
+) -> list[list[int]]:
+    """For each text or list of tokens in ``before`` the prompt to fill in what is between it and ``after``: the
+    tokenizer's own beginning (if ``special``), then both texts, in which a control token's name is text.
+
+    field: of the request, which errors name.
+    """
+    tokenizer, room = service.opened()[0].tokenizer, Room(field, service.opened()[1].max_model_len)
+    if tokenizer.infilling is None:
+        raise InvalidRequest(field, ": this model has no tokens for infilling")
+    prefix, hole, end = tokenizer.infilling
+    begun = await service.encode("", special)
+    behind = [hole, *await service.encode(tokenizer.as_text(after), False, room=room), end]
+    texts = [
+        await service.encode(tokenizer.as_text(one), False, room=room) if isinstance(one, str) else one
+        for one in before
+    ]
+    return [[*begun, prefix, *text, *behind] for text in texts]
+
+
 class ModelConversation(NamedTuple):
     """A conversation as the model reads it. offer: the tools it may call. messages: what the prompt was made from.
     warnings: about what was changed."""

@@ -9,9 +9,9 @@ import msgspec
 from aiohttp import web
 
 from foresay.server.api.common import validation
-from foresay.server.api.common.infill import completion_prompts
 from foresay.server.api.common.route import Route, json_response, json_slices
 from foresay.server.api.common.turns import chat_prompt, rendered, room_for
+from foresay.server.api.openai.completions import completion_prompts
 from foresay.server.host.models.models import MODELS
 from foresay.server.host.service import Service
 from foresay.server.schemas.bounds import check_count, shown
