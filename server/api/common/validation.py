@@ -29,7 +29,7 @@ from foresay.server.text.prompt import Room
 from foresay.server.text.tokenizer import SamplingDefaults
 from foresay.server.text.warned import Warned, warning
 from foresay.spec.errors import InvalidRequest, Path, inside, path_of
-from foresay.spec.sampling import SEED_RANGE, SamplingParams
+from foresay.spec.sampling import SEED_RANGE, SamplingParams, check_tokens
 
 COMPLETION_MAX_TOKENS = 16
 MOST_PROMPTS = 128
@@ -218,7 +218,7 @@ def check_prompt(tokens: list[int], field: str, params: SamplingParams, vocab_si
     if not tokens:
         raise InvalidRequest(field, " must not be empty")
     Room(field, longest).check(len(tokens), params.max_tokens or 1)
-    check_tokens(tokens, field, vocab_size)
+    check_tokens(field, tokens, vocab_size)
     room = longest - len(tokens)
     if params.min_tokens > room:
         raise InvalidRequest("min_tokens", f" must be at most {room}, the room left after the prompt")
@@ -255,12 +255,6 @@ def clamped(
     clamps = wanted is not None and wanted > most
     warnings = (warning("max_tokens_clamped", given, requested=wanted, room=most, why=why),) if clamps else ()
     return replace(params, max_tokens=most), warnings
-
-
-def check_tokens(tokens: list[int], field: str, vocab_size: int) -> None:
-    """Raise unless all are in the model's vocabulary."""
-    if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
-        raise InvalidRequest(field, f" holds a token id outside 0 .. {vocab_size - 1}")
 
 
 def _most_tokens(request: GenerationRequest) -> tuple[str, int | None]:

@@ -18,6 +18,7 @@ from foresay.server.schemas.bounds import check_count, shown
 from foresay.server.schemas.chat import ChatRequest, CompletionRequest, Message, Tool
 from foresay.server.schemas.shared import not_done
 from foresay.spec.errors import InvalidRequest
+from foresay.spec.sampling import check_tokens
 
 # -- schemas ------------------------------------------------------------------------------------------------------
 
@@ -128,7 +129,7 @@ async def detokenize(http: web.Request, body: DetokenizeRequest) -> web.Response
 async def _decoded(service: Service, tokens: list[int], field: str) -> str:
     text, info = service.opened()
     check_count(tokens, info.max_model_len, field)
-    validation.check_tokens(tokens, field, info.vocab_size)
+    check_tokens(field, tokens, info.vocab_size)
     return await asyncio.to_thread(text.tokenizer.decode, tokens, False)
 
 
