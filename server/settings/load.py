@@ -97,10 +97,9 @@ def changed(config: ConfigT, settings: Mapping[str, Any], known: Mapping[str, Se
 
 @dataclass(frozen=True, slots=True)
 class _Document:
-    """A settings file. text: for line numbers in messages. tables: its sections. models: those of ``[models.NAME]``."""
+    """A settings file. tables: its sections. models: those of ``[models.NAME]``."""
 
     path: str = ""
-    text: str = ""
     tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
@@ -117,9 +116,9 @@ class _Document:
         models = tables.pop(MODELS, {})
         for section, table in tables.items():
             if section not in SECTIONS or not isinstance(table, dict):
-                raise ConfigurationError(_misplaced(path, text, section))
-        _check_models(path, text, models)
-        return cls(path, text, tables, models)
+                raise ConfigurationError(_misplaced(path, section))
+        _check_models(path, models)
+        return cls(path, tables, models)
 
     def settings(self, model: str | None = None) -> Iterator[tuple[str, Any, str]]:
         """Name, value and location of each setting; those of one model come last."""
@@ -130,28 +129,26 @@ class _Document:
 
     def _of(self, section: str, kind: str, table: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
         for key, value in table.items():
-            where = f"{self.path}:{_line_of(self.text, key, section)}"
             if all_settings().get(key) is None or all_settings()[key].section != kind:
-                raise ConfigurationError(_unknown_key(where, section, kind, key))
-            yield key, value, where
+                raise ConfigurationError(f"{self.path}: {_unknown_key(section, kind, key)}")
+            yield key, value, f"{self.path} [{section}]"
 
 
-def _check_models(path: str, text: str, models: Any) -> None:
+def _check_models(path: str, models: Any) -> None:
     """Raise unless each is a table under a valid name, and no two names are the same to Ollama's clients."""
     if not isinstance(models, dict):
-        raise ConfigurationError(f"{path}:{_line_of(text, MODELS, '')}: models holds sections such as [models.NAME]")
+        raise ConfigurationError(f"{path}: models holds sections such as [models.NAME]")
     called: dict[str, str] = {}
     for name, table in models.items():
-        where = f"{path}:{_line_of(text, f'{MODELS}.{name}', '')}"
         if not NAME.fullmatch(name):
             raise ConfigurationError(
-                f"{where}: {name[:80]!r} cannot be a model's name: it is 1 to 128 letters, digits and . _ : / @ + -, "
+                f"{path}: {name[:80]!r} cannot be a model's name: it is 1 to 128 letters, digits and . _ : / @ + -, "
                 "a letter or digit first (in the file, put a name with characters other than _ and - in quotes)"
             )
         if not isinstance(table, dict):
-            raise ConfigurationError(f"{where}: [models.{name}] must be a section with keys such as target")
+            raise ConfigurationError(f"{path}: [models.{name}] must be a section with keys such as target")
         if called.setdefault(name.removesuffix(LATEST), name) != name:
-            raise ConfigurationError(f"{where}: {name} and {called[name.removesuffix(LATEST)]} are one name to Ollama")
+            raise ConfigurationError(f"{path}: {name} and {called[name.removesuffix(LATEST)]} are one name to Ollama")
 
 
 def _read(path: str) -> str:
@@ -162,36 +159,21 @@ def _read(path: str) -> str:
         raise ConfigurationError(f"cannot read the config file {path}: {reason}") from None
 
 
-def _misplaced(path: str, text: str, name: str) -> str:
-    where = f"{path}:{_line_of(text, name, '')}"
+def _misplaced(path: str, name: str) -> str:
     setting = all_settings().get(name)
     if setting is not None:
-        return f'{where}: "{name}" belongs in the section [{setting.section}]'
+        return f'{path}: "{name}" belongs in the section [{setting.section}]'
     sections = ", ".join(f"[{section}]" for section in (*SECTIONS, f"{MODELS}.NAME"))
-    return f'{where}: unknown section "{name}"{nearest(name, (*SECTIONS, MODELS))} The sections are {sections}.'
+    return f'{path}: unknown section "{name}"{nearest(name, (*SECTIONS, MODELS))} The sections are {sections}.'
 
 
-def _unknown_key(where: str, section: str, kind: str, key: str) -> str:
+def _unknown_key(section: str, kind: str, key: str) -> str:
     """section: its name; kind: the section whose keys it takes."""
     elsewhere = all_settings().get(key)
     if elsewhere is not None:
-        return f'{where}: "{key}" belongs in the section [{elsewhere.section}], not in [{section}]'
+        return f'"{key}" belongs in the section [{elsewhere.section}], not in [{section}]'
     own = [name for name, setting in all_settings().items() if setting.section == kind]
-    return f'{where}: unknown key "{key}" in [{section}]{nearest(key, own) or nearest(key, all_settings())}'
-
-
-def _line_of(text: str, key: str, section: str) -> int:
-    """The line of ``key`` in ``section``, for messages; 1 if it is written in an unusual way."""
-    current = ""
-    for number, line in enumerate(text.splitlines(), start=1):
-        header = re.match(r"\s*\[+([^\]]*)", line)
-        if header:
-            current = re.sub(r"[\s\"']", "", header[1])
-            if not section and current == key:
-                return number
-        elif current == section and re.match(rf"\s*\"?{re.escape(key)}\"?\s*=", line):
-            return number
-    return 1
+    return f'unknown key "{key}" in [{section}]{nearest(key, own) or nearest(key, all_settings())}'
 
 
 def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:

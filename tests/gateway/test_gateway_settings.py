@@ -55,7 +55,7 @@ def test_config_show_names_where_a_key_is_from_and_not_what_it_is(monkeypatch, t
     file.write_text(f'[server]\napi_key = ["{ALICE}", "{BOB}"]\nmax_queue = 9\n')
     assert main(["config", "show", "--origin", "--config", str(file)]) == 0
     shown = capsys.readouterr().out
-    assert f"# api_key is set; its value is not shown  # {file}:2" in shown
+    assert f"# api_key is set; its value is not shown  # {file} [server]" in shown
     monkeypatch.setenv("FORESAY_API_KEY", ALICE)
     assert main(["config", "show", "--origin"]) == 0
     shown += capsys.readouterr().out
