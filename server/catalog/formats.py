@@ -1,7 +1,7 @@
 """Families' formats of tool calls and reasoning: an entry here is all that a new format needs.
 
-``text.parsers.formats`` reads what an entry describes; ``text.grammars.calls`` makes the grammar that forces it. White
-space in it is what the grammar writes; a reader accepts any, or none.
+``text.parsers.chat_format`` reads what an entry describes; ``text.grammars.answers`` makes the grammar that forces it.
+White space in it is what the grammar writes; a reader accepts any, or none.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from foresay.server.catalog.formats import FORMATS, ToolFormat
-from foresay.server.text.parsers.formats import output
+from foresay.server.text.parsers.chat_format import output
 from foresay.server.text.parsers.parser import ParsedAnswer, ScriptParser
 from foresay.server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart, joined
 

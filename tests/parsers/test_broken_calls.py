@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foresay.server.catalog.formats import FORMATS
-from foresay.server.text.parsers.formats import messages, output
+from foresay.server.text.parsers.chat_format import messages, output
 from foresay.server.text.parsers.parser import ParsedAnswer, ScriptParser
 from foresay.server.text.parts import Part, ToolCallPart, joined, part_text
 from tests.parsers.asking import TOOL, USER, ask, chunks_of, engine_saying

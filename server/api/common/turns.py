@@ -30,7 +30,6 @@ from foresay.server.schemas.chat import ChatRequest, CompletionRequest
 from foresay.server.schemas.shared import CONTENT, TEXT, GenerationRequest, Prediction, Speculation
 from foresay.server.text import conversation
 from foresay.server.text.choice import Choice, ChoiceOptions
-from foresay.server.text.client_noise import left_out
 from foresay.server.text.grammars.answers import Beginning, chat_grammar
 from foresay.server.text.grammars.fields import wanted
 from foresay.server.text.options import (
@@ -45,7 +44,7 @@ from foresay.server.text.options import (
 from foresay.server.text.options import choices as choices_of
 from foresay.server.text.parsers.chat_format import ChatFormat
 from foresay.server.text.parts import OutputParser, PlainText
-from foresay.server.text.prompt import RenderedPrompt, Room
+from foresay.server.text.prompt import RenderedPrompt, Room, left_out
 from foresay.server.text.warned import Warned, warning
 from foresay.spec.errors import ContextLengthExceeded, InvalidRequest
 from foresay.spec.names import NONE, canonical

@@ -1,6 +1,6 @@
 """The grammar of a whole chat answer: tool calls, the requested format, and the reasoning before both; or messages on
-channels (:mod:`foresay.server.text.parsers.formats`): the model may think, and say what it does, and then it calls, or
-answers in the requested form.
+channels (:mod:`foresay.server.text.parsers.chat_format`): the model may think, and say what it does, and then it calls,
+or answers in the requested form.
 
 Tool calls may be in any of the formats of :mod:`foresay.server.catalog.formats`. If parameters are between tags, those
 of type string are bare text up to the end tag, others are JSON. So a schema's constraints on the text itself cannot be
