@@ -219,12 +219,10 @@ async def infilled(
 
 
 class ModelConversation(NamedTuple):
-    """A conversation as the model reads it. offer: the tools it may call. messages: what the prompt was made from.
-    warnings: about what was changed."""
+    """A conversation as the model reads it. offer: the tools it may call. warnings: about what was changed."""
 
     prompt: RenderedPrompt
     offer: conversation.Offer
-    messages: list[dict[str, Any]]
     warnings: tuple[Warned, ...]
 
 
@@ -250,7 +248,7 @@ def _rendered(service: Service, body: ChatRequest) -> ModelConversation:
         return text.tokenizer.render(messages, opens and not continues, continues, given, offered)
 
     try:
-        return ModelConversation(render(messages), offer, messages, noted)
+        return ModelConversation(render(messages), offer, noted)
     except InvalidRequest:
         folded, moved = conversation.folded(messages)
         if not moved:
@@ -258,7 +256,7 @@ def _rendered(service: Service, body: ChatRequest) -> ModelConversation:
         with suppress(InvalidRequest):
             prompt = render(folded)
             warnings = (warning("system_moved", ("messages", index)) for index in moved)
-            return ModelConversation(prompt, offer, folded, (*noted, *warnings))
+            return ModelConversation(prompt, offer, (*noted, *warnings))
         raise
 
 
@@ -318,8 +316,7 @@ def _choices(service: Service, body: GenerationRequest, prepared: Prepared) -> l
         noted = (*prepared.warnings, *shortened, *ignored)
         shown = prepared.words or conversation.first_words(text.tokenizer.decode(prompt[:_SHOWN]))
         for one in forked(request, count):
-            parser = prepared.parser(one.id)
-            about = context, parser, noted, shown
+            about = context, prepared.parser(one.id), noted, shown
             choices.append(Choice(one, text.tokenizer, options, info.eos_token_ids, *about))
     return choices
 
