@@ -1,6 +1,6 @@
 """``foresay serve``: the HTTP server, with the engine in a separate process. ``foresay reload``: replace a running
 server's engine. ``foresay deploy ray``: the engines of a server as a file for ``serve deploy``. ``foresay config
-show``: the settings in force, as a TOML file that would reproduce them. ``foresay keys``: make API keys, hash your own,
+show``: the settings in force, as a TOML file that would reproduce them. ``foresay keys``: make API keys, and
 list those of a file.
 """
 
@@ -16,7 +16,6 @@ import urllib.error
 import urllib.request
 from argparse import Namespace
 from collections.abc import Callable, Generator
-from getpass import getpass
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -271,9 +270,9 @@ def _print_models(config: ServeConfig) -> None:
 @argument(
     "action",
     metavar="ACTION",
-    choices=("new", "hash", "list"),
-    help="new: make a key, show it once on stderr and print its entry for the key file; hash: print the entry of a "
-    "key of yours, read from stdin; list: show the names that have keys",
+    choices=("new", "list"),
+    help="new: make a key, show it once on stderr and print its entry for the key file; list: show the names that have "
+    "keys",
 )
 @argument(
     "name",
@@ -287,7 +286,6 @@ def keys(config: None, arguments: Namespace) -> int:
     """Make API keys for the server, and list them.
 
     foresay keys new alice
-    foresay keys hash alice
     foresay keys list --api-key-file keys.toml
     """
     from foresay.server.gateway.keys import entry_text, new_key
@@ -297,9 +295,7 @@ def keys(config: None, arguments: Namespace) -> int:
         raise ConfigurationError(
             f"{action} takes no name" if name else f"{action} needs a name: foresay keys {action} NAME"
         )
-    if action == "hash":
-        print(entry_text(name, _given()), end="")
-    elif action == "list":
+    if action == "list":
         _list(_file(arguments))
     else:
         key = new_key()
@@ -327,8 +323,3 @@ def _file(arguments: Namespace) -> Path:
     if named is None:
         raise ConfigurationError("list needs a file of keys: --api-key-file FILE")
     return Path(named)
-
-
-def _given() -> str:
-    """Read the key from stdin; without echo on a terminal."""
-    return getpass("key: ", stream=sys.stderr) if sys.stdin.isatty() else sys.stdin.readline().strip()

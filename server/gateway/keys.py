@@ -2,8 +2,8 @@
 
 A key is 256 random bits, and kept as one salted BLAKE2b hash. Slow hashes (scrypt, argon2) make each guess expensive,
 for secrets that people choose and others can guess; nobody guesses one of 2**256, and a slow hash on every request
-would add to every time to first token. So keys that users bring must not be short either. The salt hides that two files
-have equal keys.
+would add to every time to first token. So keys that users bring (``--api-key``) must not be short either. The salt
+hides that two files have equal keys.
 
 ::
 
@@ -31,7 +31,6 @@ from msgspec import Meta
 
 from foresay.server.gateway.caller import Caller, RateLimiter
 from foresay.server.schemas.errors import complaint
-from foresay.server.settings.config import KEY_EXPECTED, SecretKey
 from foresay.spec.errors import ConfigurationError, spelled
 
 PREFIX = "sk-foresay-"
@@ -123,10 +122,6 @@ def read(path: Path) -> list[KeyEntry]:
 
 def entry_text(name: str, key: str) -> str:
     """The ``[[key]]`` entry for ``key``."""
-    try:
-        msgspec.convert(key, SecretKey)
-    except msgspec.ValidationError:  # it could be guessed, or does not fit into a header
-        raise ConfigurationError(f"expected {KEY_EXPECTED}, and random: foresay keys new NAME makes one") from None
     try:
         msgspec.convert(name, Name)
     except msgspec.ValidationError:

@@ -69,9 +69,13 @@ Origin = Annotated[
         extra={"expected": 'an origin such as "https://chat.example.com" (no path), or "*"'},
     ),
 ]
-KEY_EXPECTED = "a key of 16 to 512 printable characters without a space"
 #: Hashed fast, so it must not be a human-made password: see :mod:`foresay.server.gateway.keys`.
-SecretKey = Annotated[str, Meta(pattern=r"^[\x21-\x7e]{16,512}\Z", extra={"expected": KEY_EXPECTED})]
+SecretKey = Annotated[
+    str,
+    Meta(
+        pattern=r"^[\x21-\x7e]{16,512}\Z", extra={"expected": "a key of 16 to 512 printable characters without a space"}
+    ),
+]
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
