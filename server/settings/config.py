@@ -173,9 +173,6 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
     any_model_name: bool = False
     """serve requests whatever model they name; with [models.NAME], the first in the file serves them; answers show the
     real name"""
-    strict_limits: bool = False
-    """refuse a max_tokens larger than the context leaves or --max-output-tokens allows (else the answer gets that many,
-    with a warning)"""
     keep_client_noise: bool = False
     """show the model also what clients put into prompts that changes each time and means nothing to it, such as Claude
     Code's x-anthropic-billing-header (else it is left out, with a warning, so that the KV cache finds what follows

@@ -85,21 +85,6 @@ async def test_more_output_than_there_is_room_for_is_clamped_with_a_warning(agen
     assert engine.requests[-1].params.max_tokens == room
 
 
-@pytest.mark.parametrize("name", APIS)
-async def test_strict_limits_refuse_instead(agent, engine, name):
-    api = APIS[name]
-    async with served(engine, agent, strict_limits=True) as client:
-        response = await client.post(api.path, json=api.request(False, max_tokens=32_000))
-        text = await response.text()
-        long = await client.post(api.path, json=api.asking("fox " * 600, max_tokens=32_000))
-        assert (long.status, "maximum context length is 512 tokens" in await long.text()) == (400, True)
-        assert engine.requests == []
-        assert (await client.post(api.path, json=api.request(False))).status == 200
-    assert response.status == 400
-    assert "This model's maximum context length is 512 tokens. However, you requested 32" in text
-    assert "in the prompt, 32000 in the completion)" in text
-
-
 async def test_a_default_is_clamped_without_a_warning(agent, engine):
     """A completion has 16 tokens unless it says otherwise; nobody is misled by fewer."""
     body = {"prompt": [40] * (INFO.max_model_len - 5)}

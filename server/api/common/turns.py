@@ -157,7 +157,7 @@ async def chat_choices(
     service: Service, body: ChatRequest, spoken: Sequence[int] = (), strict: bool = False
 ) -> list[Choice]:
     """The choices for a conversation. spoken: the token ids of its beginning, if known. strict: refuse more output than
-    there is room for, whatever the settings say.
+    there is room for.
     """
     continues = bool(body.continue_final_message)
     chat = await rendered(service, body)
@@ -335,7 +335,7 @@ def _params(service: Service, body: GenerationRequest) -> SamplingParams:
         bans = (*params.bad_words, *((token,) for token in never))
         params = msgspec.structs.replace(params, logit_bias=biases, bad_words=bans)
         params.validate(info.vocab_size)
-    return validation.capped(body, params, service.config.max_output_tokens, service.config.strict_limits)
+    return validation.capped(body, params, service.config.max_output_tokens)
 
 
 def _text_options(body: GenerationRequest) -> ChoiceOptions:
@@ -355,8 +355,7 @@ def _fitted(
     info = service.opened()[1]
     prompt = truncated(body, given, info.max_model_len - (params.max_tokens or 1))
     left = info.max_model_len - len(prompt)
-    strict, allowed = prepared.strict or service.config.strict_limits, service.config.max_output_tokens
-    own, shortened = validation.clamped(body, params, left, allowed, strict)
+    own, shortened = validation.clamped(body, params, left, service.config.max_output_tokens, prepared.strict)
     validation.check_prompt(prompt, prepared.field, own, info.vocab_size, info.max_model_len)
     return prompt, own, shortened
 

@@ -224,13 +224,11 @@ def check_prompt(tokens: list[int], field: str, params: SamplingParams, vocab_si
         raise InvalidRequest("min_tokens", f" must be at most {room}, the room left after the prompt")
 
 
-def capped(request: GenerationRequest, params: SamplingParams, most: int | None, strict: bool) -> SamplingParams:
+def capped(request: GenerationRequest, params: SamplingParams, most: int | None) -> SamplingParams:
     """``params`` with at most ``most`` output tokens, if the request sets any number of them. Raises if it wants more
-    at least, or strict and at most."""
-    for field in ("min_tokens", *(_LIMITING if strict else ())):
-        given = getattr(request, field, None)
-        if most is not None and given is not None and given > most:
-            raise InvalidRequest(field, f" must be at most {most} on this server, got {given}")
+    at least."""
+    if most is not None and (request.min_tokens or 0) > most:
+        raise InvalidRequest("min_tokens", f" must be at most {most} on this server, got {request.min_tokens}")
     if most is None or params.max_tokens is None:
         return params
     return replace(params, max_tokens=min(most, params.max_tokens))

@@ -194,7 +194,7 @@ async def _attempt(
     strict: bool = False,
 ) -> Choice:
     """spoken: the token ids of the earlier items, if this model has read them. strict: refuse if the requested output
-    does not fit, whatever the settings say."""
+    does not fit."""
     words = service.opened()[0].chat_format.words
     chat = chat_request(body, earlier, given, toolbox, generates, words)
     with NAMES.also(toolbox.fields) as names:
