@@ -121,26 +121,6 @@ def speculation_params(speculation: Speculation | None, info: EngineInfo) -> dic
 _SHOWN = 80
 
 
-class Prepared(msgspec.Struct, frozen=True, kw_only=True):
-    """What the choices of a request are made from.
-
-    field: the request's field with the prompts. follows: whether the answer's text continues the prompt's. parser:
-    makes the parser of a choice, given its request's id. grammar: what all choices must match. predicted: tokens that
-    they will probably have. warnings: about the prompt. strict: as in :func:`chat_choices`. words: the first words to
-    show, if not those of the prompt's tokens.
-    """
-
-    prompts: Sequence[list[int]]
-    field: str
-    follows: bool
-    parser: Callable[[str], OutputParser] = lambda request_id: PlainText()
-    grammar: Grammar | None = None
-    predicted: list[int] | None = None
-    warnings: tuple[Warned, ...] = ()
-    strict: bool = False
-    words: str = ""
-
-
 async def completion_choices(
     service: Service, body: CompletionRequest, given: Sequence[str | list[int]]
 ) -> list[Choice]:
@@ -149,8 +129,7 @@ async def completion_choices(
     room = room_for(service, body, "prompt")
     prompts = [await service.encode(one, special, room=room) if isinstance(one, str) else one for one in given]
     predicted = await prediction_of(service, body, len(prompts))
-    prepared = Prepared(prompts=prompts, field="prompt", follows=True, grammar=await wanted(body), predicted=predicted)
-    return _choices(service, body, prepared)
+    return _choices(service, body, prompts, "prompt", follows=True, grammar=await wanted(body), predicted=predicted)
 
 
 async def chat_choices(
@@ -163,27 +142,24 @@ async def chat_choices(
     chat = await rendered(service, body)
     room = room_for(service, body, "messages")
     prompt = await service.encode(chat.prompt, bool(body.add_special_tokens), spoken, room)
-    words = conversation.last_words(body)
     text, offer, chat_format = chat.prompt.text, chat.offer, service.opened()[0].chat_format
     opened = chat_format.opened_by(text, continues)
-
     beginning = Beginning(text, opened, continues)
     grammar = await chat_grammar(body, offer, chat_format, service.opened()[0].tokenizer, beginning)
-    predicted = await prediction_of(service, body)
-    prepared = Prepared(
-        prompts=[prompt],
-        field="messages",
+    free = grammar is None and not continues
+    return _choices(
+        service,
+        body,
+        [prompt],
+        "messages",
         follows=continues,
-        parser=partial(
-            chat_format.parser, offer=offer, opened=opened, prompt=text, free=grammar is None and not continues
-        ),
         grammar=grammar,
-        predicted=predicted,
+        predicted=await prediction_of(service, body),
+        parser=partial(chat_format.parser, offer=offer, opened=opened, prompt=text, free=free),
         warnings=chat.warnings,
         strict=strict,
-        words=words,
+        words=conversation.last_words(body),
     )
-    return _choices(service, body, prepared)
 
 
 async def chat_prompt(service: Service, body: ChatRequest) -> list[int]:
@@ -290,33 +266,52 @@ def _template_messages(
     return messages, noted
 
 
-def _choices(service: Service, body: GenerationRequest, prepared: Prepared) -> list[Choice]:
-    """``n`` choices per prompt, checked."""
+def _choices(
+    service: Service,
+    body: GenerationRequest,
+    prompts: Sequence[list[int]],
+    field: str,
+    *,
+    follows: bool,
+    grammar: Grammar | None,
+    predicted: list[int] | None,
+    parser: Callable[[str], OutputParser] = lambda request_id: PlainText(),
+    warnings: tuple[Warned, ...] = (),
+    strict: bool = False,
+    words: str = "",
+) -> list[Choice]:
+    """``n`` choices per prompt, checked.
+
+    field: the request's field with the prompts. follows: whether the answer's text continues the prompt's. grammar:
+    what all choices must match. predicted: tokens that they will probably have. parser: makes the parser of a choice,
+    given its request's id. warnings: about the prompt. strict: as in :func:`chat_choices`. words: the first words to
+    show, if not those of the prompt's tokens.
+    """
     text, info = service.opened()
     params, options = _params(service, body), _text_options(body)
     drafted = speculation_params(body.speculation, info)
     count = choices_of(body)
-    check_choices(len(prepared.prompts), count)
-    check_echoed(body, prepared.prompts, count)
+    check_choices(len(prompts), count)
+    check_echoed(body, prompts, count)
     unique, salt, ignored = uuid.uuid4().hex, _salt(body), validation.not_followed(body)
     choices = []
-    for index, given in enumerate(prepared.prompts):
-        prompt, own, shortened = _fitted(service, body, prepared, params, given)
+    for index, given in enumerate(prompts):
+        prompt, own, shortened = _fitted(service, body, field, strict, params, given)
         request = Request(
             id=f"{unique}-{index}",
             prompt=prompt,
             params=own,
             salt=salt,
-            grammar=prepared.grammar,
-            prediction=prepared.predicted,
+            grammar=grammar,
+            prediction=predicted,
             private=getattr(body, "store", None) is False,
             **drafted,
         )
-        context = prompt if prepared.follows else ()
-        noted = (*prepared.warnings, *shortened, *ignored)
-        shown = prepared.words or conversation.first_words(text.tokenizer.decode(prompt[:_SHOWN]))
+        context = prompt if follows else ()
+        noted = (*warnings, *shortened, *ignored)
+        shown = words or conversation.first_words(text.tokenizer.decode(prompt[:_SHOWN]))
         for one in forked(request, count):
-            about = context, prepared.parser(one.id), noted, shown
+            about = context, parser(one.id), noted, shown
             choices.append(Choice(one, text.tokenizer, options, info.eos_token_ids, *about))
     return choices
 
@@ -349,14 +344,14 @@ def _text_options(body: GenerationRequest) -> ChoiceOptions:
 
 
 def _fitted(
-    service: Service, body: GenerationRequest, prepared: Prepared, params: SamplingParams, given: list[int]
+    service: Service, body: GenerationRequest, field: str, strict: bool, params: SamplingParams, given: list[int]
 ) -> tuple[list[int], SamplingParams, tuple[Warned, ...]]:
     """A prompt and its parameters, fitted to the context, and warnings about that."""
     info = service.opened()[1]
     prompt = truncated(body, given, info.max_model_len - (params.max_tokens or 1))
     left = info.max_model_len - len(prompt)
-    own, shortened = validation.clamped(body, params, left, service.config.max_output_tokens, prepared.strict)
-    validation.check_prompt(prompt, prepared.field, own, info.vocab_size, info.max_model_len)
+    own, shortened = validation.clamped(body, params, left, service.config.max_output_tokens, strict)
+    validation.check_prompt(prompt, field, own, info.vocab_size, info.max_model_len)
     return prompt, own, shortened
 
 
