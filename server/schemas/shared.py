@@ -117,7 +117,7 @@ class Speculation(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     off: bool | None = None
     method: str | None = None
-    max_tokens: Annotated[int, Meta(ge=0, le=_DEEPEST, extra={"wanted": f"from 0 to {_DEEPEST}"})] | None = None
+    max_tokens: Annotated[int, Meta(ge=0, le=_DEEPEST)] | None = None
 
 
 #: The only types of a prediction and of its parts.

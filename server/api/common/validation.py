@@ -7,8 +7,7 @@ is harmless. An empty field name means the body as a whole.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar, cast
 
@@ -53,7 +52,7 @@ def decoded(body: bytes, kind: type[S]) -> S:
     try:
         request: S = _decoder(kind).decode(body)
     except msgspec.ValidationError as error:
-        raise named(error, kind, lambda: msgspec.json.decode(body)) from None
+        raise named(error) from None
     except UnicodeDecodeError:  # its position is that in a string, not in the body
         raise InvalidRequest((), "The body is not valid JSON: it is not in UTF-8") from None
     except msgspec.DecodeError as error:
@@ -86,7 +85,7 @@ def converted(fields: dict[str, Any], kind: type[S]) -> S:
     try:
         request = msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
-        raise named(error, kind, lambda: fields) from None
+        raise named(error) from None
     return checked(request)
 
 
@@ -109,12 +108,9 @@ def _check(request: GenerationRequest) -> None:
         raise InvalidRequest("stream_options", " is only allowed with stream: true")
 
 
-def named(error: msgspec.ValidationError, kind: type[msgspec.Struct], given: Callable[[], Any]) -> InvalidRequest:
-    """msgspec's error as one that names the field. given: returns the whole request, as plain objects."""
+def named(error: msgspec.ValidationError) -> InvalidRequest:
+    """msgspec's error as one that names the field."""
     message, path = complaint(error)
-    with suppress(msgspec.DecodeError, UnicodeDecodeError):  # the rest of an invalid body may be unreadable
-        if (beyond := bounds.out_of_range(path, kind, given())) is not None:
-            return beyond
     missing = re.fullmatch(r"Object missing required field `(\w+)`", message)
     if missing:
         return InvalidRequest((*path, missing[1]), " is required")

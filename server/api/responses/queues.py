@@ -121,7 +121,7 @@ def decoded(message: str) -> ClientEvent:
     try:
         event = _client_event.decode(message)
     except msgspec.ValidationError as error:
-        wrong = named(error, Create, lambda: msgspec.json.decode(message))
+        wrong = named(error)
         raise wrong if wrong.param else InvalidRequest("", f"The message must be an object: {error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest("", f"The message cannot be read: {error}") from None
