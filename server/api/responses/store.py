@@ -134,9 +134,8 @@ class SocketLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     most: open sockets, each of which may hold a partly received message. waiting: messages of one socket that wait for
     their lane. heartbeat: between pings (half of it is the time to answer). idle: without a message from the client or
-    a running response. stall: a single write that the client's connection does not accept. outbox_bytes, behind: a
-    write that waits longer than ``behind`` with more than ``outbox_bytes`` queued is a stall, too. refresh: between
-    marking the KV of a socket's conversations as used. closing: for the client's part of a close.
+    a running response. stall: a single write that the client's connection does not accept. refresh: between marking
+    the KV of a socket's conversations as used. closing: for the client's part of a close.
     """
 
     most: int = 128
@@ -144,8 +143,6 @@ class SocketLimits(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat: float = 20.0
     idle: float = 3600.0
     stall: float = 20.0
-    outbox_bytes: int = 1 << 20
-    behind: float = 1.0
     refresh: float = 30.0
     closing: float = 2.0
 
