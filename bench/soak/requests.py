@@ -34,7 +34,7 @@ SHARES = {
 }
 CONDUCTS: dict[Conduct, int] = {"reads": 70, "slow": 7, "leaves": 14, "cancels": 9}
 #: Fields that change how an answer is generated or sent, but not its content.
-MANNERS = ("prediction", "speculation", "stream", "stream_options", "stream_interval", "provenance")
+MANNERS = ("prediction", "speculation", "stream", "stream_options", "provenance")
 STOPS = (" the", ".", "\n", " and", "he ", "ing", "?", "s")
 JUNK: tuple[Any, ...] = (-1, 0, 1e9, "", "x", [], {}, True, [7], ["é"] * 3, {"type": "x"}, 2**63, 2**70, [[]], -0.5)
 GRAMMARS = ('start: "no" | "yes" start', r"start: /[a-z]{2,9}/ (" r'" " /[a-z]{2,9}/)*', 'start: "[" (start)* "]"')
@@ -212,7 +212,6 @@ class RequestSource:
             skip_special_tokens=lambda: False,
             truncate_prompt_tokens=lambda: self._random.randint(1, 60),
             cache_salt=lambda: self._random.choice("ab"),
-            stream_interval=lambda: self._random.randint(1, 9),
             provenance=lambda: True,
             speculation=lambda: {"max_tokens": self._random.randint(1, 5)},
             prediction=lambda: {"type": "content", "content": self._text()[:400]},

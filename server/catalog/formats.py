@@ -1,13 +1,12 @@
 """Families' formats of tool calls and reasoning: an entry here is all that a new format needs.
 
-``text.parsers.formats`` reads what an entry describes; ``text.grammars.calls`` makes the grammar that forces it. White
-space in it is what the grammar writes; a reader accepts any, or none.
+``text.parsers.chat_format`` reads what an entry describes; ``text.grammars.answers`` makes the grammar that forces it.
+White space in it is what the grammar writes; a reader accepts any, or none.
 """
 
 from __future__ import annotations
 
 import re
-from collections import ChainMap
 
 import msgspec
 
@@ -44,6 +43,9 @@ class ToolFormat(msgspec.Struct, frozen=True):
     calls. alone: a call may also be all of the answer, without tags, perhaps in a fence. id: prefix and length of the
     ids of calls. wraps: tags around the answer's text, which are left out; one that reasoning begins with may begin it
     again. ends: tags that end the answer, even if the checkpoint does not say so.
+    channels: an answer is messages, each on a channel, between tokens. thinks: the tags around reasoning, if they are
+    none of :data:`REASONING`. efforts: the only ones that its template accepts; then it always thinks. conversation:
+    what its template expects, by the name in :data:`foresay.server.text.conversation.SHAPES`.
     """
 
     begins: str = ""
@@ -54,6 +56,10 @@ class ToolFormat(msgspec.Struct, frozen=True):
     id: tuple[str, int] = ("call_", 24)
     wraps: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
+    channels: bool = False
+    thinks: tuple[str, str] | None = None
+    efforts: tuple[str, ...] = ()
+    conversation: str = ""
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -69,13 +75,13 @@ class ToolFormat(msgspec.Struct, frozen=True):
 
 #: Names of the list of tools in templates.
 TOOLS_VARIABLES = ("tools", "xml_tools")
-#: Its template has rules of its own for conversations (:func:`foresay.server.text.conversation.in_turns`).
-GEMMA4 = "gemma4"
+#: The reasoning efforts of requests.
+EFFORTS = ("low", "medium", "high")
 _OBJECT = '{"name": "{name}", "arguments": {arguments}}'
 
 #: By the name that ``--tool-parser`` takes. The first with a sign in the template is used.
 # fmt: off
-TOOL_FORMATS: dict[str, ToolFormat] = {
+FORMATS: dict[str, ToolFormat] = {
     "mistral": ToolFormat("[TOOL_CALLS]", (  # the last: up to tokenizer v7, the others: since v11
         Way("[TOOL_CALLS]{name}[ARGS]{arguments}"),
         Way("[TOOL_CALLS]{name}[CALL_ID]{id}[ARGS]{arguments}"),
@@ -116,22 +122,17 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     ), wraps=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")),
     "olmo3": ToolFormat("<function_calls>", (
         Way("{name}({parameters})", "<function_calls>", "\n", "</function_calls>", parameter="{key}={value}"),)),
-    GEMMA4: ToolFormat("<|tool_call>", (Way("<|tool_call>call:{name}{arguments}<tool_call|>", quote='<|"|>'),),
-        signs=("<|tool_call>call:",), wraps=("<|channel>", "<channel|>"), ends=("<|tool_response>",)),
+    "gemma4": ToolFormat("<|tool_call>", (Way("<|tool_call>call:{name}{arguments}<tool_call|>", quote='<|"|>'),),
+        signs=("<|tool_call>call:",), wraps=("<|channel>", "<channel|>"), ends=("<|tool_response>",),
+        conversation="objects"),
     "llama3": ToolFormat("<|python_tag|>", (Way('{"name": "{name}", "parameters": {arguments}}', between="; "),),
         signs=("<|python_tag|>", "Environment: ipython"), bare=True),
+    "harmony": ToolFormat("<|channel|>", (Way(
+        "<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}",
+        between="<|call|><|start|>assistant"),),
+        signs=("<|channel|>analysis<|message|>",), wraps=("<|start|>", "<|message|>", "<|end|>", "<|return|>"),
+        channels=True, thinks=("<|channel|>analysis<|message|>", "<|end|>"), efforts=EFFORTS, conversation="channels"),
 }
-
-#: gpt-oss's: an answer is messages, each on a channel (:mod:`foresay.server.text.parsers.channels`), between tokens.
-HARMONY = "harmony"
-CHANNELS = ToolFormat("<|channel|>", (Way(
-    "<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}",
-    between="<|call|><|start|>assistant"),),
-    signs=("<|channel|>analysis<|message|>",), wraps=("<|start|>", "<|message|>", "<|end|>", "<|return|>"))
-#: The tags around its reasoning, and the efforts that its template accepts.
-ANALYSIS = ("<|channel|>analysis<|message|>", "<|end|>")
-EFFORTS = ("low", "medium", "high")
-FORMATS = ChainMap({HARMONY: CHANNELS}, TOOL_FORMATS)
 # fmt: on
 
 #: The tags around reasoning, by the name that ``--reasoning-parser`` takes. The first with a tag in the template are

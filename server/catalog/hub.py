@@ -24,16 +24,13 @@ PATTERNS = ["config.json", MODELOPT_FILE, "model*.safetensors", "model.safetenso
 _OFFLINE = "download it on a machine with a connection, copy the directory here and name it"
 
 
-def resolve(
-    name_or_path: str | Path, revision: str | None = None, extra: Sequence[str] = (), flag: str = "model"
-) -> Path:
+def resolve(name_or_path: str | Path, extra: Sequence[str] = (), flag: str = "model") -> Path:
     """The directory of the model ``name_or_path``: itself, or the cached snapshot of the hub repository; for a GGUF
     file, the directory made from it. One of a repository's GGUF files is chosen after a colon (``OWNER/NAME:Q4_K_M``);
     without one it is what is here, else ``Q4_K_M`` if there are several.
 
-    revision: branch, tag or commit of a hub repository; without it the main branch. extra: patterns of files to fetch
-    besides those of a model. flag: the flag's name in messages. Raises NoSuchModel, which says what was tried and
-    what to do.
+    extra: patterns of files to fetch besides those of a model. flag: the flag's name in messages. Raises NoSuchModel,
+    which says what was tried and what to do.
     """
     path = Path(name_or_path).expanduser()
     try:
@@ -47,14 +44,13 @@ def resolve(
         if is_local(name_or_path):
             raise NoSuchModel("no such file or directory")
         repository, _, wanted = str(name_or_path).partition(":")
-        directory = _snapshot(repository, revision, [*PATTERNS, *extra])
+        directory = _snapshot(repository, [*PATTERNS, *extra])
         if wanted or (_of_gguf(repository) and not any(directory.glob("*.safetensors"))):
-            return _unpacked(_fetched(repository, wanted, revision, directory))
+            return _unpacked(_fetched(repository, wanted, directory))
         return _with_config(directory, "is it a model that transformers can load?", repository)
     except NoSuchModel as error:
-        wanted = f"{name_or_path} (revision {revision})" if revision else str(name_or_path)
         joined = " " if str(error).startswith(("is ", "has ")) else ": "
-        raise NoSuchModel(f"{flag} {wanted}{joined}{error}") from error.__cause__
+        raise NoSuchModel(f"{flag} {name_or_path}{joined}{error}") from error.__cause__
 
 
 def _is_gguf(file: Path) -> bool:
@@ -133,14 +129,14 @@ def _names(snapshot: Path) -> list[str]:
     return [file.relative_to(snapshot).as_posix() for file in snapshot.rglob("*.gguf")]
 
 
-def _fetched(repository: str, wanted: str, revision: str | None, snapshot: Path) -> Path:
+def _fetched(repository: str, wanted: str, snapshot: Path) -> Path:
     """A GGUF file of a repository, with all of its parts; downloaded, if they are not in the snapshot."""
     from huggingface_hub import HfApi
 
     if (there := _whole_gguf(snapshot, wanted)) is not None:
         return there
     try:
-        names = HfApi().list_repo_files(repository, revision=revision)
+        names = HfApi().list_repo_files(repository)
     except Exception as error:  # of any kind, from its HTTP library: the cached files may suffice
         names = _names(snapshot)
         if not names:
@@ -148,7 +144,7 @@ def _fetched(repository: str, wanted: str, revision: str | None, snapshot: Path)
     file = chosen(names, wanted)
     if file is None:
         raise NoSuchModel("has no GGUF file")
-    return _snapshot(repository, revision, [one.as_posix() for one in parts_of(Path(file))]) / file
+    return _snapshot(repository, [one.as_posix() for one in parts_of(Path(file))]) / file
 
 
 def gguf_files(repository: str) -> list[str]:
@@ -223,12 +219,12 @@ def _unpacked(file: Path) -> Path:
     return directory_of(file)
 
 
-def _snapshot(repository: str, revision: str | None, patterns: Sequence[str]) -> Path:
+def _snapshot(repository: str, patterns: Sequence[str]) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
     try:
-        return Path(snapshot_download(repository, revision=revision, allow_patterns=list(patterns)))
+        return Path(snapshot_download(repository, allow_patterns=list(patterns)))
     except HFValidationError as error:
         raise NoSuchModel("is neither a directory nor a hub repository (OWNER/NAME)") from error
     except Exception as error:  # the hub's client raises its own, its HTTP library's and the system's errors
@@ -246,8 +242,6 @@ def _reason(repository: str, error: Exception) -> str:
             return (
                 f"the hub repository is gated: accept its terms at {address}, then log in (hf auth login, or HF_TOKEN)"
             )
-        case errors.RevisionNotFoundError():
-            return f"the hub repository has no such revision; see {address}/tree/main"
         case errors.RepositoryNotFoundError():
             return f"the hub has no such repository ({address}), or it is private: check the name or log in"
         case errors.LocalEntryNotFoundError() if constants.HF_HUB_OFFLINE:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from foresay.server.cli.begin import begin, ready
+from foresay.server.cli import begin, ready
 
 
 def main() -> int:

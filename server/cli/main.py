@@ -6,7 +6,7 @@ Nothing here imports torch, transformers or aiohttp, so ``--help`` answers at on
 
 from __future__ import annotations
 
-from foresay.server.cli.begin import INTERRUPTED, begin, ready
+from foresay.server.cli import INTERRUPTED, begin, ready
 
 if __name__ == "__main__":
     begin()
@@ -33,7 +33,6 @@ from foresay.server.cli import (
     bench,
     chat,
     generate,
-    keys,
     launch,
     ollama,
     prove,
@@ -75,7 +74,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
     "use a model:": (serve.serve, chat.chat, generate.generate, launch.launch),
     "choose one:": (pull.show_models, pull.pull, pull.check, pull.quantize),
     "make it faster:": (bench.bench, prove.prove, train.run),
-    "run a server:": (serve.show_config, keys.run, serve.reload, serve.deploy, version),
+    "run a server:": (serve.show_config, serve.keys, serve.reload, serve.deploy, version),
     "as in Ollama:": ollama.COMMANDS,
 }
 COMMANDS: dict[str, Command] = {command.name: command for group in GROUPS.values() for command in group}

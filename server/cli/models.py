@@ -9,14 +9,13 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 from rich.console import Console
 
 from foresay.server.catalog import catalog
 from foresay.server.catalog.catalog import KnownDraft, KnownTarget, find_target, last_part, on_disk
-from foresay.server.catalog.hub import cached
 from foresay.server.cli.command import console
 from foresay.server.engine.memory import Demand, plan_cpu
 from foresay.server.engine.numbers import choose_dtype, cpu_dtype, with_kv
@@ -175,12 +174,10 @@ GROUPS = {
 }
 
 
-def show(name: str | None, as_json: bool) -> None:
+def show(name: str | None) -> None:
     """Print all targets, or those that ``name`` means."""
     machine, targets = Machine.here(), _named(name) if name else list(catalog.known_targets().values())
-    if as_json:
-        print(msgspec.json.encode([_record(target, machine) for target in targets]).decode())
-    elif len(targets) == 1:
+    if len(targets) == 1:
         _show_one(targets[0], machine)
     else:
         _show_all(targets, machine)
@@ -197,35 +194,6 @@ def _named(name: str) -> list[KnownTarget]:
     ]
     hint = nearest(name, known) or f"; foresay check {shlex.quote(name)} looks at any other model"
     raise ConfigurationError(f"NAME {name}: not in the catalog, which foresay models lists{hint}")
-
-
-def _record(target: KnownTarget, machine: Machine) -> dict[str, Any]:
-    """A target for programs. memory: bytes by format of weights, with a KV cache of ``TOKENS`` tokens; a draft's
-    includes its target. fits: the first format that fits here. disk_bytes: size of its files, 0 if some are missing."""
-    size = _size(on_disk(target))
-    drafts = [
-        {
-            "id": draft.id,
-            "setting": draft.setting,
-            "kind": draft.kind,
-            "weights": draft.parameters,
-            "memory": _memory(target, draft, machine),
-            "fits": fitting(target, draft, machine),
-            "on_disk": (drafts_size := _size(cached(draft.id))) > 0,
-            "disk_bytes": drafts_size,
-        }
-        for draft in target.drafts
-    ]
-    return {
-        "id": target.id,
-        "short_name": target.short,
-        "weights": target.parameters,
-        "memory": _memory(target, None, machine),
-        "fits": fitting(target, None, machine),
-        "on_disk": size > 0,
-        "disk_bytes": size,
-        "drafts": drafts,
-    }
 
 
 def _memory(target: KnownTarget, draft: KnownDraft | None, machine: Machine) -> dict[str, int]:

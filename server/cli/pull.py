@@ -97,17 +97,15 @@ def _draft_of(name: str) -> tuple[str, str]:
     metavar="NAME",
     help="one of them, for what drafts for it and how to serve it; or what several have in their names",
 )
-@argument("--json", action="store_true", help="print one JSON array instead of the table")
 def show_models(config: None, arguments: Namespace) -> int:
     """List known models, the memory they take, and what fits this machine.
 
     foresay models
     foresay models Qwen/Qwen3-8B
-    foresay models --json
     """
     from foresay.server.cli import models  # imports the memory plan, and so LLVM
 
-    models.show(arguments.name, arguments.json)
+    models.show(arguments.name)
     return 0
 
 

@@ -1,6 +1,7 @@
 """``foresay serve``: the HTTP server, with the engine in a separate process. ``foresay reload``: replace a running
 server's engine. ``foresay deploy ray``: the engines of a server as a file for ``serve deploy``. ``foresay config
-show``: the settings in force, as a TOML file that would reproduce them.
+show``: the settings in force, as a TOML file that would reproduce them. ``foresay keys``: make API keys, and
+list those of a file.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import gc
 import json
 import os
 import resource
+import sys
 import urllib.error
 import urllib.request
 from argparse import Namespace
@@ -259,3 +261,65 @@ def _print_models(config: ServeConfig) -> None:
             if setting.section == "engine" and value is not None and value != getattr(config, name):
                 print(_line(setting, value, None))
         print()
+
+
+# -- foresay keys ------------------------------------------------------------------------------------------------------
+
+
+@command(None)
+@argument(
+    "action",
+    metavar="ACTION",
+    choices=("new", "list"),
+    help="new: make a key, show it once on stderr and print its entry for the key file; list: show the names that have "
+    "keys",
+)
+@argument(
+    "name",
+    nargs="?",
+    metavar="NAME",
+    help="the owner of the key (not for list): 1 to 64 letters, digits, '.', '@', '-' and '_'",
+)
+@argument("--api-key-file", metavar="FILE", help="list: the file of keys (default: the one in the settings)")
+@argument("--config", metavar="FILE", help="a TOML file with settings (default: FORESAY_CONFIG)")
+def keys(config: None, arguments: Namespace) -> int:
+    """Make API keys for the server, and list them.
+
+    foresay keys new alice
+    foresay keys list --api-key-file keys.toml
+    """
+    from foresay.server.gateway.keys import entry_text, new_key
+
+    action, name = arguments.action, arguments.name
+    if (action == "list") != (name is None):
+        raise ConfigurationError(
+            f"{action} takes no name" if name else f"{action} needs a name: foresay keys {action} NAME"
+        )
+    if action == "list":
+        _list(_file(arguments))
+    else:
+        key = new_key()
+        print(entry_text(name, key), end="")
+        print(f"{name}'s key, which is not shown again: {key}", file=sys.stderr)
+    return 0
+
+
+def _list(path: Path) -> None:
+    """Print a line for each key: its name, its id, its own limit."""
+    from foresay.server.gateway.keys import read
+
+    entries = read(path)
+    width = max((len(entry.name) for entry in entries), default=0)
+    for entry in entries:
+        most = entry.max_requests_per_minute
+        limit = "" if most is None else f"max_requests_per_minute {most or 'none'}"
+        print(f"{entry.name:<{width}}  {entry.id}  {limit}".rstrip())
+    print(f"{len(entries) or 'no'} key{'' if len(entries) == 1 else 's'} in {path}", file=sys.stderr)
+
+
+def _file(arguments: Namespace) -> Path:
+    """The named file, else the one in the settings."""
+    named = arguments.api_key_file or load(ServeConfig, {}, os.environ, arguments.config).config.api_key_file
+    if named is None:
+        raise ConfigurationError("list needs a file of keys: --api-key-file FILE")
+    return Path(named)

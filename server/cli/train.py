@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from foresay.drafters.training.prompts import Prompt, read_prompts
 from foresay.drafters.training.settings import HELD_OUT, Settings
-from foresay.server.cli.begin import INTERRUPTED
+from foresay.server.cli import INTERRUPTED
 from foresay.server.cli.command import arguments, command
 from foresay.server.cli.progress import Stages, note
 from foresay.server.host.child import PASSIVE

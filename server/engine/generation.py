@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, Self
 
 import msgspec
 
-from foresay.server.schemas.errors import EngineFailed, SlowReader, TookTooLong, Unavailable, WaitedTooLong
+from foresay.server.schemas.errors import EngineFailed, SlowReader, TookTooLong, Unavailable
 from foresay.server.schemas.shared import PromptProgress
 from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import Delta, EngineInfo, Request
@@ -302,23 +302,14 @@ async def generate(engine: TokenEngine, request: Request) -> AsyncIterator[Delta
 
 
 @contextmanager
-def deadlines(
-    generation: Generation, first_token: float | None, whole: float | None, retry_after: Callable[[], int]
-) -> Iterator[None]:
-    """End ``generation`` with an error if it has no token after ``first_token`` seconds, or runs for ``whole``."""
-
-    def waited() -> None:
-        if not generation.begun:
-            message = f"No token in {first_token:g} s, the longest that a request may wait here; the server is busy"
-            generation.abort(WaitedTooLong(message, retry_after()))
-
-    def took() -> None:
-        generation.abort(TookTooLong(f"The request took longer than {whole:g} s, the limit of this server"))
-
-    loop = asyncio.get_running_loop()
-    timers = [loop.call_later(after, end) for after, end in ((first_token, waited), (whole, took)) if after is not None]
+def deadline(generation: Generation, seconds: float | None) -> Iterator[None]:
+    """End ``generation`` with an error if it runs for so long."""
+    if seconds is None:
+        yield
+        return
+    error = TookTooLong(f"The request took longer than {seconds:g} s, the limit of this server")
+    timer = asyncio.get_running_loop().call_later(seconds, generation.abort, error)
     try:
         yield
     finally:
-        for timer in timers:
-            timer.cancel()
+        timer.cancel()

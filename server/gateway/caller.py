@@ -15,37 +15,6 @@ import msgspec
 from foresay.server.schemas.bounds import ID
 from foresay.server.schemas.errors import RateLimited
 
-# -- when to retry ----------------------------------------------------------------------------
-
-
-#: Longest Retry-After, in seconds: the estimate is rough, and OpenAI's clients ignore more than a minute.
-LONGEST = 60
-#: Weight of the latest request in the mean.
-_WEIGHT = 0.2
-
-
-class Pace:
-    """The mean time that requests take, weighted towards recent ones."""
-
-    def __init__(self) -> None:
-        self._mean: float | None = None
-
-    def finished(self, seconds: float) -> None:
-        """A request took ``seconds``, including waiting."""
-        self._mean = seconds if self._mean is None else self._mean + _WEIGHT * (seconds - self._mean)
-
-    def retry_after(self, present: int) -> int:
-        """Whole seconds until one of the ``present`` requests is likely to finish.
-
-        By Little's law: requests leave at the rate present / mean time. 1 while the mean is unknown.
-        """
-        if self._mean is None or present < 1:
-            return 1
-        return max(1, min(LONGEST, math.ceil(self._mean / present)))
-
-
-# -- the rate limit of one caller ------------------------------------------------------------------------------------
-
 MINUTE = 60.0
 
 

@@ -2,8 +2,8 @@
 
 A key is 256 random bits, and kept as one salted BLAKE2b hash. Slow hashes (scrypt, argon2) make each guess expensive,
 for secrets that people choose and others can guess; nobody guesses one of 2**256, and a slow hash on every request
-would add to every time to first token. So keys that users bring must not be short either. The salt hides that two files
-have equal keys.
+would add to every time to first token. So keys that users bring (``--api-key``) must not be short either. The salt
+hides that two files have equal keys.
 
 ::
 
@@ -31,12 +31,10 @@ from msgspec import Meta
 
 from foresay.server.gateway.caller import Caller, RateLimiter
 from foresay.server.schemas.errors import complaint
-from foresay.server.settings.fields import nearest
-from foresay.spec.errors import ConfigurationError
+from foresay.spec.errors import ConfigurationError, spelled
 
 PREFIX = "sk-foresay-"
 SALT_BYTES, DIGEST_BYTES = 16, 32
-USABLE = re.compile(r"[\x21-\x7e]{16,512}")
 HASHED = re.compile(r"blake2b\$([0-9a-f]{32})\$([0-9a-f]{64})")
 
 
@@ -74,29 +72,13 @@ def new_key() -> str:
     return PREFIX + secrets.token_urlsafe(32)
 
 
-def check_usable(key: str) -> None:
-    """Raise :class:`ConfigurationError` for a key that could be guessed or does not fit into a header."""
-    if not USABLE.fullmatch(key):
-        raise ConfigurationError(
-            "a key must be 16 to 512 printable characters without a space, and should be random: "
-            "foresay keys new NAME makes one"
-        )
-
-
 def _digest(key: str, salt: bytes) -> bytes:
     given = key.encode("utf-8", "surrogateescape")
     return hashlib.blake2b(given, digest_size=DIGEST_BYTES, salt=salt, person=b"foresay api key").digest()
 
 
-#: For messages: an entry, and what its fields must be; the other is a limit.
+#: For messages.
 EXAMPLE = 'an entry is [[key]], id = "5f0c81d2ab37", name = "alice" and hash = "blake2b$...", each on a line of its own'
-WANTED = {
-    "key": "entries, each below [[key]]",
-    "id": "1 to 64 small letters, digits and -",
-    "name": "1 to 64 letters, digits, '.', '@', '-' and '_'",
-    "hash": "as foresay keys new NAME printed it, not the key itself",
-}
-NotNegative = Annotated[int, Meta(ge=0)]
 Name = Annotated[str, Meta(pattern=r"^[\w.@-]{1,64}$")]
 
 
@@ -106,7 +88,7 @@ class KeyEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     id: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,64}$")]
     name: Name
     hash: Annotated[str, Meta(pattern=f"^{HASHED.pattern}$")]
-    max_requests_per_minute: NotNegative | None = None
+    max_requests_per_minute: Annotated[int, Meta(ge=0)] | None = None
 
 
 class Entries(msgspec.Struct, forbid_unknown_fields=True):
@@ -118,10 +100,8 @@ class Entries(msgspec.Struct, forbid_unknown_fields=True):
 def read(path: Path) -> list[KeyEntry]:
     """The keys in the file. Raises :class:`ConfigurationError` saying what is wrong with it, without quoting a
     value."""
-    text = ""
     try:
-        text = path.read_text("utf-8")
-        entries = msgspec.convert(tomllib.loads(text), Entries).key
+        entries = msgspec.convert(tomllib.loads(path.read_text("utf-8")), Entries).key
     except OSError as error:
         raise ConfigurationError(f"cannot read the key file {path}: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -129,7 +109,9 @@ def read(path: Path) -> list[KeyEntry]:
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"the key file {path} is not valid TOML: {error}; {EXAMPLE}") from None
     except msgspec.ValidationError as error:
-        raise ConfigurationError(f"the key file {path}:{_wrong(text, *complaint(error))}; {EXAMPLE}") from None
+        message, where = complaint(error)
+        at = f"{spelled(where)}: " if where else ""
+        raise ConfigurationError(f"the key file {path}: {at}{message}; {EXAMPLE}") from None
     for field in ("id", "name"):
         values = [getattr(entry, field) for entry in entries]
         twice = next((value for value in values if values.count(value) > 1), None)
@@ -138,24 +120,8 @@ def read(path: Path) -> list[KeyEntry]:
     return entries
 
 
-def _wrong(text: str, message: str, where: tuple[str | int, ...]) -> str:
-    """The line of a wrong entry or of its field, and what is wrong there. message, where: msgspec's."""
-    named = re.match("Object (missing|contains).*`(.*)`", message)
-    field, wrong = named[2] if named else str(where[-1]), "is missing"
-    if named is None:
-        wrong = f"must be {WANTED.get(field, 'a whole number from 0')}"
-    elif named[1] == "contains":
-        wrong = f"is unknown{nearest(field, ['key', *KeyEntry.__struct_fields__])}"
-    at = next((step + 1 for step in where if isinstance(step, int)), 0)
-    parts = re.split(r"(?m)^(?=[ \t]*\[\[)", text)  # each entry, and what is before the first
-    own = re.search(rf"(?m)^[ \t]*{re.escape(field)}[ \t]*=", entry := "".join(parts[at:]))
-    before = "".join(parts[:at]) + entry[: own.start() if own else 0]
-    return f"{before.count(chr(10)) + 1}: {field} {wrong}"
-
-
 def entry_text(name: str, key: str) -> str:
     """The ``[[key]]`` entry for ``key``."""
-    check_usable(key)
     try:
         msgspec.convert(name, Name)
     except msgspec.ValidationError:

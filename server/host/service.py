@@ -7,14 +7,14 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from copy import copy
 from typing import TypeVar
 
 import msgspec
 
-from foresay.server.engine.generation import MOST_PENDING_TOKENS, Generation, ServedEngine, deadlines, unavailable
-from foresay.server.gateway.caller import CONTEXT, Pace
+from foresay.server.engine.generation import MOST_PENDING_TOKENS, Generation, ServedEngine, deadline, unavailable
+from foresay.server.gateway.caller import CONTEXT
 from foresay.server.host.imports import import_tokenizers
 from foresay.server.host.models.resident import Lease
 from foresay.server.observe.selfcheck import SelfCheck
@@ -28,7 +28,6 @@ from foresay.server.settings.resolved import ModelNames, target_directory
 from foresay.server.text.choice import Choice
 from foresay.server.text.parsers.chat_format import ChatFormat
 from foresay.server.text.prompt import RenderedPrompt, Room
-from foresay.server.text.prompt_changes import LastPrompts
 from foresay.server.text.tokenizer import SamplingDefaults, Tokenizer, loader_of
 from foresay.server.text.warned import Warned, WarningLog, warning
 from foresay.spec.errors import InvalidRequest
@@ -130,8 +129,6 @@ class Service:
         self.server = server or ServerState()
         self.lease = Lease()
         self.warned = WarningLog()
-        self.pace = Pace()
-        self.last_prompts = LastPrompts()
         self.telemetry = Telemetry(names.own, engine, connections=self.server.connections)
         self._running: dict[Generation, int] = {}  # with the number of its choices
         self._idle = asyncio.Event()
@@ -209,14 +206,14 @@ class Service:
         their text may be kept for the self-check and for the dashboard, where their key can read it again.
         """
         requests, count = [choice.request for choice in choices], len(choices)
-        about = {choice.request.id: (choice.words, choice.differs) for choice in choices}
+        words = {choice.request.id: choice.words for choice in choices}
         self._check_queue(count)
-        with self.telemetry.watching(requests, keeps_text, about) as all_stats:
+        with self.telemetry.watching(requests, keeps_text, words) as all_stats:
             meter, over = CONTEXT.get().meter, self.lease.close
             meter.prompt_tokens += sum(len(request.prompt) for request in requests if request.fork_of is None)
             generation = Generation(self.engine, requests, self.most_pending_tokens, meter.wrote, all_stats, over)
             watching = self.self_check.watching(choices, keeps_text)
-            with self._present(generation, count), watching, self._deadlines(generation):
+            with self._present(generation, count), watching, deadline(generation, self.config.request_timeout):
                 async with generation:
                     yield generation
 
@@ -233,14 +230,12 @@ class Service:
     @contextmanager
     def _present(self, generation: Generation, count: int) -> Iterator[None]:
         """Count a generation's choices as running."""
-        began = time.monotonic()
         self._running[generation] = count
         self._idle.clear()
         try:
             yield
         finally:
             del self._running[generation]
-            self.pace.finished(time.monotonic() - began)
             if not self._running:
                 self._idle.set()
 
@@ -250,14 +245,7 @@ class Service:
         if requested > most:
             raise QueueFull(f"This request asks for {requested} choices at once; this server runs {most}", None)
         if running + requested > most:
-            message = f"{running} requests are running or waiting already; try again"
-            raise QueueFull(message, self.pace.retry_after(len(self._running)))
-
-    def _deadlines(self, generation: Generation) -> AbstractContextManager[None]:
-        first, whole = self.config.first_token_timeout, self.config.request_timeout
-        if first is not None:
-            first = max(0.0, first - self.lease.waited)
-        return deadlines(generation, first, whole, lambda: self.pace.retry_after(len(self._running)))
+            raise QueueFull(f"{running} requests are running or waiting already; try again")
 
     async def drain(self, seconds: float) -> None:
         """Refuse new requests, let running ones finish for ``seconds``, then end them with an error."""
@@ -280,13 +268,10 @@ class Service:
     ) -> list[int]:
         """Token ids of ``prompt``, made in a thread if it is long. spoken: see :meth:`Tokenizer.encode_after`.
 
-        Raises :class:`~foresay.spec.errors.ContextLengthExceeded` for a prompt that exceeds ``room``, without
-        tokenizing if its length alone shows that.
+        Raises :class:`~foresay.spec.errors.ContextLengthExceeded` for a prompt that exceeds ``room``.
         """
         tokenizer = self.opened()[0].tokenizer
         rendered = RenderedPrompt(prompt) if isinstance(prompt, str) else prompt
-        if room is not None:
-            room.check(tokenizer.fewest(rendered.text), about="at least ")
         if len(rendered.marked) <= INLINE_CHARACTERS:
             return tokenizer.encode_after(spoken, rendered, add_special_tokens, room)
         return await asyncio.to_thread(tokenizer.encode_after, spoken, rendered, add_special_tokens, room)

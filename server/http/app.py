@@ -20,14 +20,13 @@ from types import ModuleType
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from foresay.server.api import admin, llamacpp
 from foresay.server.api.about import dashboard
 from foresay.server.api.about import routes as about
 from foresay.server.api.about.dashboard import Feed
-from foresay.server.api.admin import routes as admin
 from foresay.server.api.anthropic import messages
 from foresay.server.api.common import route
 from foresay.server.api.common.route import Route, json_response, spellings
-from foresay.server.api.llamacpp import routes as llamacpp
 from foresay.server.api.ollama import routes as ollama
 from foresay.server.api.openai import chat, completions, tokens
 from foresay.server.api.responses import routes as responses

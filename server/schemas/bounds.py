@@ -5,15 +5,14 @@ everything countable has a bound, and the complexity of a body is checked before
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sized
-from typing import Annotated, Any, get_args
+from collections.abc import Mapping, Sized
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 from msgspec import Meta
 
 from foresay.spec.errors import InvalidRequest, Path
-from foresay.spec.sampling import wanted, within
 
 LARGEST_BODY = 4 << 20
 #: A token is about four characters of text, which JSON may escape to six bytes each, or an id of up to seven digits.
@@ -41,12 +40,12 @@ def shown(**words: Any) -> Meta:
     return Meta(extra_json_schema=words)
 
 
-# Ranges of fields that only the server has; sampling's are in :mod:`foresay.spec.sampling`. items: a list's items.
+# Ranges of fields that only the server has; sampling's are in :mod:`foresay.spec.sampling`.
 Choices = Annotated[int, Meta(ge=1, le=MOST_CHOICES)]
 Name = Annotated[str, Meta(max_length=MOST_NAME)]
 TokenIds = Annotated[list[int], Meta(max_length=1024)]
-Words = Annotated[list[str], Meta(max_length=MOST_BAD_WORDS, extra={"items": "words"})]
-Stops = Annotated[list[str], Meta(max_length=MOST_STOPS, extra={"items": "strings"})]
+Words = Annotated[list[str], Meta(max_length=MOST_BAD_WORDS)]
+Stops = Annotated[list[str], Meta(max_length=MOST_STOPS)]
 Stop = Annotated[str, Meta(max_length=MOST_NAME, extra_json_schema={"minLength": 1})]
 RequestId = Annotated[str, shown(pattern=f"^{ID.pattern}$")]
 
@@ -98,11 +97,7 @@ def _depth(brackets: bytes) -> int:
 def check_count(given: Sized | None, most: int, field: str | Path, what: str = "entries") -> None:
     """Raise for more than ``most`` entries (characters, if it is a string)."""
     if given is not None and len(given) > most:
-        raise InvalidRequest(field, _holds(given, most, what))
-
-
-def _holds(given: Sized, most: int, what: str) -> str:
-    return f" holds {len(given):,} {what}; at most {most:,} are allowed"
+        raise InvalidRequest(field, f" holds {len(given):,} {what}; at most {most:,} are allowed")
 
 
 def check_bytes(given: Any, most: int, field: str | Path) -> None:
@@ -110,50 +105,3 @@ def check_bytes(given: Any, most: int, field: str | Path) -> None:
     size = 0 if given is None else len(msgspec.json.encode(given))
     if size > most:
         raise InvalidRequest(field, f" has {size:,} bytes as JSON; at most {most:,} are allowed")
-
-
-# -- ranges that the types of fields declare ---------------------------------------------------------------------------
-
-
-def out_of_range(path: Path, kind: Any, given: Any) -> InvalidRequest | None:
-    """The error for a value of the right type outside its declared range; None if that is not the problem.
-
-    path: to the field. given: the whole request, as plain objects.
-    """
-    for name in path:
-        if not isinstance(given, Mapping) or name not in given:
-            return None
-        given = given[name]
-        kind = next((one.type for of in _alternatives(kind) for one in _fields(of) if one.encode_name == name), None)
-    wrong = beyond(kind, given)
-    return None if wrong is None else InvalidRequest(path, wrong)
-
-
-def beyond(kind: Any, value: Any) -> str | None:
-    """What is wrong with a value of the right type outside all ranges of ``kind``; None if that is not the problem."""
-    for part in _alternatives(kind):
-        for meta in getattr(part, "__metadata__", ()):
-            if isinstance(meta, Meta) and (wrong := _beyond(part.__origin__, meta, value)) is not None:
-                return wrong
-    return None
-
-
-def _alternatives(kind: Any) -> Iterator[Any]:
-    """The types that a field may have."""
-    yield from (kind,) if hasattr(kind, "__metadata__") else (kind, *get_args(kind))
-
-
-def _fields(kind: Any) -> tuple[msgspec.structs.FieldInfo, ...]:
-    return msgspec.structs.fields(kind) if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else ()
-
-
-def _beyond(kind: Any, meta: Meta, value: Any) -> str | None:
-    if meta.max_length is not None:
-        fits = not isinstance(value, getattr(kind, "__origin__", kind)) or len(value) <= meta.max_length
-        items = "characters" if kind is str else (meta.extra or {}).get("items", "entries")
-        return None if fits else _holds(value, meta.max_length, items)
-    try:
-        number = msgspec.convert(value, kind) if kind in (int, float) else None
-    except msgspec.ValidationError:  # its type is what is wrong
-        return None
-    return None if number is None or within(meta, number) else f" must be {wanted(meta)}, got {number}"

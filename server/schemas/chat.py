@@ -250,7 +250,7 @@ class CompletionRequest(shared.GenerationRequest, kw_only=True):
     echo: bool | None = None
     logprobs: Logprobs | None = None
     top_logprobs: int | None = None
-    max_tokens: Annotated[int, Meta(ge=0, extra={"wanted": "at least 1"})] | None = None
+    max_tokens: Annotated[int, Meta(ge=0)] | None = None
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):

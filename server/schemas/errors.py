@@ -142,12 +142,6 @@ class RateLimited(Busy):
     code = "rate_limit_exceeded"
 
 
-class WaitedTooLong(Busy):
-    """The request waited too long for its first token."""
-
-    code = "first_token_timeout"
-
-
 class EngineFailed(ApiError):
     """The engine gave up on this request, or died while it ran."""
 

@@ -80,20 +80,22 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 MetricsLevel = Literal["none", "summary", "detailed"]
-WarningCode = Literal[
-    "tool_left_out",
-    "format_not_enforced",
-    "max_tokens_clamped",
-    "model_renamed",
-    "hint_left_out",
-    "system_moved",
-    "client_noise_left_out",
-    "compacted",
-    "not_followed",
-    "unknown_field",
-    "generic_tools",
-    "resumed",
-]
+#: The sentence of each warning, after the field's name, by its code.
+WARNINGS = {
+    "tool_left_out": "tools of type {kind} cannot be run here; the model does not see this one",
+    "max_tokens_clamped": "{requested:,} tokens are more than {why}; at most {room:,} are generated",
+    "model_renamed": "{requested} is served by {name!r}",
+    "hint_left_out": "this model's chat template cannot express {value}; the model does not see it",
+    "format_not_enforced": "the model sees this grammar, but its calls are not constrained to it",
+    "system_moved": "this model's chat template refuses system messages here; it is sent as the user's",
+    "client_noise_left_out": "the model does not see {name} (--keep-client-noise shows it)",
+    "compacted": "{results} results of tools, {thoughts} thoughts and {earlier} earlier items were left out",
+    "not_followed": "not followed: {why}",
+    "unknown_field": "there is no such field here, so it changes nothing{hint}",
+    "generic_tools": "this model's chat template has no tools; they are described in the prompt in a general format",
+    "resumed": "the engine was replaced after output token {at_token:,}; the text may differ from there on",
+}
+WarningCode = Literal[*WARNINGS]  # type: ignore[valid-type]
 
 # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -115,7 +117,7 @@ class Speculation(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     off: bool | None = None
     method: str | None = None
-    max_tokens: Annotated[int, Meta(ge=0, le=_DEEPEST, extra={"wanted": f"from 0 to {_DEEPEST}"})] | None = None
+    max_tokens: Annotated[int, Meta(ge=0, le=_DEEPEST)] | None = None
 
 
 #: The only types of a prediction and of its parts.
@@ -174,7 +176,6 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     top_logprobs: ranges.Logprobs | None = None
     prompt_logprobs: ranges.Logprobs | None = None
     return_tokens_as_token_ids: bool | None = None
-    stream_interval: ranges.Positive | None = None
     provenance: bool | None = None
     truncate_prompt_tokens: int | None = None
     spaces_between_special_tokens: bool | None = None

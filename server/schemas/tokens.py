@@ -6,7 +6,6 @@ the steps add up to those of its ``metrics``, and the texts of the tokens to its
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -108,11 +107,3 @@ class Provenance(msgspec.Struct):
 
     steps: list[StepProvenance]
     tokens: list[TokenProvenance]
-
-    @classmethod
-    def joined(cls, several: Iterable[Provenance | UnsetType]) -> Provenance | UnsetType:
-        """All of them concatenated; unset if all are."""
-        given = [one for one in several if one is not UNSET]
-        if not given:
-            return UNSET
-        return cls([step for one in given for step in one.steps], [token for one in given for token in one.tokens])

@@ -1,5 +1,5 @@
 """Every setting, once: the fields below are the flags, the ``FORESAY_*`` variables and the keys of a TOML file; below
-each stands its help (:mod:`foresay.server.settings.help` reads it).
+each stands its help (:mod:`foresay.server.settings.fields` reads it).
 
 ::
 
@@ -35,7 +35,7 @@ KVDtype = Literal["auto", "bfloat16", "int8", "fp8"]
 DraftKVDtype = Literal["auto", "int8", "fp8"]
 Activations = Literal["auto", "int8", "model"]
 DeviceKind = Literal["auto", "cpu", "cuda"]
-ToolParser = Literal["auto", "none", *FORMATS, "response_template"]  # type: ignore[valid-type]
+ToolParser = Literal["auto", "none", *FORMATS]  # type: ignore[valid-type]
 ReasoningParser = Literal["auto", "none", *REASONING]  # type: ignore[valid-type]
 Chain = Annotated[
     int, Meta(ge=1, le=63, extra={"expected": "a whole number from 1 to 63 (--draft none decodes without drafts)"})
@@ -73,7 +73,7 @@ Origin = Annotated[
 SecretKey = Annotated[
     str,
     Meta(
-        pattern=r"^[\x21-\x7e]{16,512}$", extra={"expected": "a key of 16 to 512 printable characters without a space"}
+        pattern=r"^[\x21-\x7e]{16,512}\Z", extra={"expected": "a key of 16 to 512 printable characters without a space"}
     ),
 ]
 
@@ -173,9 +173,6 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
     any_model_name: bool = False
     """serve requests whatever model they name; with [models.NAME], the first in the file serves them; answers show the
     real name"""
-    strict_limits: bool = False
-    """refuse a max_tokens larger than the context leaves or --max-output-tokens allows (else the answer gets that many,
-    with a warning)"""
     keep_client_noise: bool = False
     """show the model also what clients put into prompts that changes each time and means nothing to it, such as Claude
     Code's x-anthropic-billing-header (else it is left out, with a warning, so that the KV cache finds what follows
@@ -235,8 +232,6 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
     """SECONDS: refuse with 408 a request whose body takes longer than this to arrive"""
     request_timeout: Seconds | None = None
     """SECONDS: end a request that takes longer than this with an error (never)"""
-    first_token_timeout: Seconds | None = None
-    """SECONDS: end a request that waits longer than this for its first token with 429 (never)"""
 
     # replicas
     replicas: Replicas | None = None

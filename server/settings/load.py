@@ -16,11 +16,11 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from foresay.server.settings.config import SECTIONS, EngineConfig, ServeConfig
+from foresay.server.settings.config import SECTIONS, USUAL_TOKENS, EngineConfig, SamplingConfig, ServeConfig
 from foresay.server.settings.fields import PREFIX, Setting, all_settings, nearest, settings_of
-from foresay.server.settings.fitting import check, check_models
 from foresay.server.settings.resolved import LATEST
 from foresay.spec.errors import ConfigurationError
+from foresay.spec.names import SUFFIX
 
 FILE_VARIABLE = PREFIX + "CONFIG"
 #: The section of a file with a subsection for each model of a server.
@@ -97,10 +97,9 @@ def changed(config: ConfigT, settings: Mapping[str, Any], known: Mapping[str, Se
 
 @dataclass(frozen=True, slots=True)
 class _Document:
-    """A settings file. text: for line numbers in messages. tables: its sections. models: those of ``[models.NAME]``."""
+    """A settings file. tables: its sections. models: those of ``[models.NAME]``."""
 
     path: str = ""
-    text: str = ""
     tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
@@ -117,9 +116,9 @@ class _Document:
         models = tables.pop(MODELS, {})
         for section, table in tables.items():
             if section not in SECTIONS or not isinstance(table, dict):
-                raise ConfigurationError(_misplaced(path, text, section))
-        _check_models(path, text, models)
-        return cls(path, text, tables, models)
+                raise ConfigurationError(_misplaced(path, section))
+        _check_models(path, models)
+        return cls(path, tables, models)
 
     def settings(self, model: str | None = None) -> Iterator[tuple[str, Any, str]]:
         """Name, value and location of each setting; those of one model come last."""
@@ -130,28 +129,26 @@ class _Document:
 
     def _of(self, section: str, kind: str, table: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
         for key, value in table.items():
-            where = f"{self.path}:{_line_of(self.text, key, section)}"
             if all_settings().get(key) is None or all_settings()[key].section != kind:
-                raise ConfigurationError(_unknown_key(where, section, kind, key))
-            yield key, value, where
+                raise ConfigurationError(f"{self.path}: {_unknown_key(section, kind, key)}")
+            yield key, value, f"{self.path} [{section}]"
 
 
-def _check_models(path: str, text: str, models: Any) -> None:
+def _check_models(path: str, models: Any) -> None:
     """Raise unless each is a table under a valid name, and no two names are the same to Ollama's clients."""
     if not isinstance(models, dict):
-        raise ConfigurationError(f"{path}:{_line_of(text, MODELS, '')}: models holds sections such as [models.NAME]")
+        raise ConfigurationError(f"{path}: models holds sections such as [models.NAME]")
     called: dict[str, str] = {}
     for name, table in models.items():
-        where = f"{path}:{_line_of(text, f'{MODELS}.{name}', '')}"
         if not NAME.fullmatch(name):
             raise ConfigurationError(
-                f"{where}: {name[:80]!r} cannot be a model's name: it is 1 to 128 letters, digits and . _ : / @ + -, "
+                f"{path}: {name[:80]!r} cannot be a model's name: it is 1 to 128 letters, digits and . _ : / @ + -, "
                 "a letter or digit first (in the file, put a name with characters other than _ and - in quotes)"
             )
         if not isinstance(table, dict):
-            raise ConfigurationError(f"{where}: [models.{name}] must be a section with keys such as target")
+            raise ConfigurationError(f"{path}: [models.{name}] must be a section with keys such as target")
         if called.setdefault(name.removesuffix(LATEST), name) != name:
-            raise ConfigurationError(f"{where}: {name} and {called[name.removesuffix(LATEST)]} are one name to Ollama")
+            raise ConfigurationError(f"{path}: {name} and {called[name.removesuffix(LATEST)]} are one name to Ollama")
 
 
 def _read(path: str) -> str:
@@ -162,36 +159,21 @@ def _read(path: str) -> str:
         raise ConfigurationError(f"cannot read the config file {path}: {reason}") from None
 
 
-def _misplaced(path: str, text: str, name: str) -> str:
-    where = f"{path}:{_line_of(text, name, '')}"
+def _misplaced(path: str, name: str) -> str:
     setting = all_settings().get(name)
     if setting is not None:
-        return f'{where}: "{name}" belongs in the section [{setting.section}]'
+        return f'{path}: "{name}" belongs in the section [{setting.section}]'
     sections = ", ".join(f"[{section}]" for section in (*SECTIONS, f"{MODELS}.NAME"))
-    return f'{where}: unknown section "{name}"{nearest(name, (*SECTIONS, MODELS))} The sections are {sections}.'
+    return f'{path}: unknown section "{name}"{nearest(name, (*SECTIONS, MODELS))} The sections are {sections}.'
 
 
-def _unknown_key(where: str, section: str, kind: str, key: str) -> str:
+def _unknown_key(section: str, kind: str, key: str) -> str:
     """section: its name; kind: the section whose keys it takes."""
     elsewhere = all_settings().get(key)
     if elsewhere is not None:
-        return f'{where}: "{key}" belongs in the section [{elsewhere.section}], not in [{section}]'
+        return f'"{key}" belongs in the section [{elsewhere.section}], not in [{section}]'
     own = [name for name, setting in all_settings().items() if setting.section == kind]
-    return f'{where}: unknown key "{key}" in [{section}]{nearest(key, own) or nearest(key, all_settings())}'
-
-
-def _line_of(text: str, key: str, section: str) -> int:
-    """The line of ``key`` in ``section``, for messages; 1 if it is written in an unusual way."""
-    current = ""
-    for number, line in enumerate(text.splitlines(), start=1):
-        header = re.match(r"\s*\[+([^\]]*)", line)
-        if header:
-            current = re.sub(r"[\s\"']", "", header[1])
-            if not section and current == key:
-                return number
-        elif current == section and re.match(rf"\s*\"?{re.escape(key)}\"?\s*=", line):
-            return number
-    return 1
+    return f'unknown key "{key}" in [{section}]{nearest(key, own) or nearest(key, all_settings())}'
 
 
 def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
@@ -222,3 +204,79 @@ def _converted(setting: Setting, value: Any, origin: str) -> Any:
         subject = origin if named else f"{origin}: {setting.name}"
         got = "; what was given is not repeated here" if setting.is_secret else f", got {value!r}"
         raise ConfigurationError(f"{subject} must be {setting.expected}{got}") from None
+
+
+# -- settings that are each valid but do not fit together --------------------------------------------------------------
+
+
+def check(config: EngineConfig) -> None:
+    """Raise :class:`ConfigurationError` for settings that are each valid but do not fit together."""
+    if isinstance(config, ServeConfig):
+        _check_server(config)
+    if isinstance(config, SamplingConfig) and config.min_tokens > (config.max_tokens or USUAL_TOKENS):
+        most = config.max_tokens or f"{USUAL_TOKENS}, unless it is set"
+        raise ConfigurationError(f"min_tokens ({config.min_tokens}) must be at most max_tokens ({most})")
+    if config.draft_history is not None and not {SUFFIX, "auto"} & {part.strip() for part in config.draft.split(",")}:
+        raise ConfigurationError(
+            f"draft_history is what the suffix drafter remembers, but draft is {config.draft}: set --draft suffix, or "
+            "leave --draft-history out"
+        )
+    if config.max_model_len is not None and config.kv_tokens is not None and config.kv_tokens < config.max_model_len:
+        raise ConfigurationError(
+            f"kv_tokens ({config.kv_tokens}) must be at least max_model_len ({config.max_model_len}), "
+            "or a single long request could never be served"
+        )
+
+
+def _check_server(config: ServeConfig) -> None:
+    if config.idle_seconds == 0:
+        raise ConfigurationError("idle_unload must be above 0; leave it out to keep the model")
+    if (config.ssl_certfile is None) != (config.ssl_keyfile is None):
+        missing = "ssl_certfile" if config.ssl_certfile is None else "ssl_keyfile"
+        raise ConfigurationError(f"HTTPS needs a certificate and its key: {missing} is not set")
+    if len(set(config.api_key)) < len(config.api_key):
+        raise ConfigurationError("the same api_key is given twice")
+    if len(set(config.served_model_name)) < len(config.served_model_name):
+        raise ConfigurationError("the same served_model_name is given twice")
+    _check_replicas(config)
+    limit, longest = config.max_output_tokens, config.max_model_len
+    if limit is not None and longest is not None and limit >= longest:
+        raise ConfigurationError(f"max_output_tokens ({limit}) must be below max_model_len ({longest})")
+
+
+def _check_replicas(config: ServeConfig) -> None:
+    if config.replicas is None:
+        if config.ray_address is not None:
+            raise ConfigurationError("ray_address is where replicas run, but there are none: set --replicas")
+        return
+    least, _, most = config.replicas.partition("-")
+    if most and int(most) < int(least):
+        raise ConfigurationError(f"replicas ({config.replicas}) must name the least first, then the most")
+    if config.draft_history is not None:
+        raise ConfigurationError("draft_history is a file written by one engine: it cannot be combined with --replicas")
+    if config.idle_unload is not None:
+        raise ConfigurationError("idle_unload ends an engine: with --replicas say how many, such as --replicas 1-4")
+
+
+def check_models(config: ServeConfig) -> None:
+    """Raise :class:`ConfigurationError` for models of one server that are each valid but do not fit together."""
+    if not config.models:
+        if config.max_loaded_models is not None:
+            raise ConfigurationError("max_loaded_models is for several models, but no [models.NAME] names any")
+        return
+    if config.replicas is not None:
+        raise ConfigurationError("replicas serve one model: --replicas cannot be combined with [models.NAME]")
+    if config.served_model_name:
+        raise ConfigurationError("served_model_name is for one model; several are named by [models.NAME]")
+    _check_own_files(config.models)
+
+
+def _check_own_files(models: dict[str, ServeConfig]) -> None:
+    """Refuse a file that two models would write to: both may be loaded at once."""
+    users: dict[str, str] = {}
+    for name, config in models.items():
+        file = config.draft_history
+        if file is not None and users.setdefault(file, name) != name:
+            raise ConfigurationError(
+                f"the models {users[file]} and {name} would both write to {file}: set draft_history in each section"
+            )

@@ -79,8 +79,7 @@ class Choice:
 
     context: prompt tokens whose text precedes the answer's (empty if the answer starts a new text). parser: splits the
     text into parts. warnings: what of the request is not done as requested. words: the first words of its prompt, for
-    those who may see it. differs: where its prompt differs from an earlier one. tokens: the output so far, including
-    the token that ended it.
+    those who may see it. tokens: the output so far, including the token that ended it.
     """
 
     def __init__(
@@ -93,9 +92,8 @@ class Choice:
         parser: OutputParser | None = None,
         warnings: tuple[Warned, ...] = (),
         words: str = "",
-        differs: str = "",
     ) -> None:
-        self.request, self.words, self.differs = request, words, differs
+        self.request, self.words = request, words
         self.tokenizer = tokenizer
         self.warnings = warnings
         self.tokens: list[int] = []

@@ -72,9 +72,10 @@ def folded(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[i
     return adapted, moved
 
 
-def in_channels(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def in_channels(messages: list[dict[str, Any]], words: Collection[str]) -> tuple[list[dict[str, Any]], list[int]]:
     """The conversation as gpt-oss's template expects it: one call per message, followed by its results; a call's text
-    is added to the reasoning, which has another name there."""
+    is added to the reasoning, which has another name there; a system message only at the beginning."""
+    messages, moved = folded(messages)
     adapted: list[dict[str, Any]] = []
     for index, message in enumerate(messages):
         own = {name: value for name, value in message.items() if name != "reasoning_content"}
@@ -88,13 +89,14 @@ def in_channels(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 own["thinking"] = ""
         elif message["role"] != "tool":
             adapted.append(own if thought is None else own | {"thinking": thought})
-    return adapted
+    return adapted, moved
 
 
-def in_turns(messages: list[dict[str, Any]], embedded: bool) -> list[dict[str, Any]]:
+def in_turns(messages: list[dict[str, Any]], words: Collection[str]) -> tuple[list[dict[str, Any]], list[int]]:
     """The conversation as Gemma 4's template expects it: arguments are objects, and text next to calls is a message
-    before them, since behind their results it would end the turn. embedded: results are in the message with the calls,
-    and so is what was said next, as its first versions want it."""
+    before them, since behind their results it would end the turn. Its first versions want results in the message with
+    the calls, and what was said next, too."""
+    embedded = "tool_responses" in words and "tool_call_id" not in words
     adapted: list[dict[str, Any]] = []
     for message in messages:
         calls = [_mapped(call) for call in message.get("tool_calls", ())]
@@ -115,13 +117,18 @@ def in_turns(messages: list[dict[str, Any]], embedded: bool) -> list[dict[str, A
             adapted[-1] = asked | message
         else:
             adapted.append(message | {"tool_calls": calls} if calls else message)
-    return adapted
+    return adapted, []
 
 
 def _mapped(call: dict[str, Any]) -> dict[str, Any]:
     """The call with arguments that are an object: if they broke off, their text is in one."""
     function, given = call["function"], call["function"]["arguments"]
     return call | {"function": function | {"arguments": {"arguments": given}}} if isinstance(given, str) else call
+
+
+#: Conversations as templates expect them, by the name in a format's entry: made of messages and of the names in the
+#: template; and the indices of the system messages that were moved.
+SHAPES = {"channels": in_channels, "objects": in_turns}
 
 
 #: Describes tools to a model whose chat template has none. Its calls have the format ``hermes``.

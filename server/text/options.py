@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from foresay.server.schemas.bounds import MOST_BAD_WORDS, MOST_CHOICES, Choices, beyond, check_count
+from foresay.server.schemas.bounds import MOST_BAD_WORDS, MOST_CHOICES, Choices, check_count
 from foresay.server.schemas.chat import ChatRequest, CompletionRequest
 from foresay.server.schemas.errors import complaint
 from foresay.server.schemas.shared import GenerationRequest
@@ -197,7 +197,7 @@ def typed(value: object, kind: Any, field: str) -> Any:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         message, _ = complaint(error)
-        raise InvalidRequest(field, beyond(kind, value) or f": {message[0].lower()}{message[1:]}") from None
+        raise InvalidRequest(field, f": {message[0].lower()}{message[1:]}") from None
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequest(field, f": {error}") from None
 

@@ -1,4 +1,4 @@
-"""Keeps a client's text as text even if it spells a control token; and checks early whether a prompt fits.
+"""Keeps a client's text as text even if it spells a control token; and checks whether a prompt fits.
 
 A prompt is rendered from strings in which every control token's text is broken up by a mark, a character that occurs
 nowhere else. Control tokens in the rendered text then come from the template::
@@ -13,22 +13,17 @@ this.
 
 from __future__ import annotations
 
-import json
+import re
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
-from math import prod
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Literal, NamedTuple
 
 import msgspec
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, models
 
 from foresay.server.catalog.formats import REASONING, TAG
+from foresay.server.text.warned import Warned, warning
 from foresay.spec.errors import ContextLengthExceeded, InvalidRequest
-
-#: Normalizer steps that keep every character, and the factor by which they shorten text at most: a composed character
-#: stands for up to 4 others, a compatibility character for up to 18 (Unicode Standard Annex 15).
-_SHORTENS = {"NFC": 4, "NFD": 1, "NFKC": 18, "NFKD": 18, "Lowercase": 1, "Prepend": 1, "ByteLevel": 1}
-_KEEPS = {"ByteLevel", "Metaspace", "Digits", "Split"}
 
 
 class Room(msgspec.Struct, frozen=True):
@@ -37,57 +32,17 @@ class Room(msgspec.Struct, frozen=True):
     field: str
     longest: int
 
-    def check(self, tokens: int, completion: int | None = None, about: str = "") -> None:
-        """Raise unless a prompt of ``tokens`` tokens fits. completion: tokens requested; at least one if not known yet.
-        about: prefix of the number in the message.
-        """
+    def check(self, tokens: int, completion: int | None = None) -> None:
+        """Raise unless a prompt of ``tokens`` tokens fits. completion: tokens requested; at least one if not known
+        yet."""
         needed = tokens + (completion or 1)
         if needed > self.longest:
-            least = about if completion else "at least "
+            least = "" if completion else "at least "
             raise ContextLengthExceeded(
                 self.field,
                 f"This model's maximum context length is {self.longest} tokens. However, you requested {least}{needed} "
-                f"tokens ({about}{tokens} in the prompt, {completion or 1} in the completion).",
+                f"tokens ({tokens} in the prompt, {completion or 1} in the completion).",
             )
-
-
-def most_characters(backend: Tokenizer) -> int | None:
-    """The most characters of a text that one token can stand for; None if there is no limit."""
-    added = backend.get_added_tokens_decoder().values()
-    vocabulary = backend.get_vocab(with_added_tokens=True)
-    shortens = [_shortens(step) for step in _steps(backend.normalizer, "normalizers")]
-    splits = _steps(backend.pre_tokenizer, "pretokenizers")
-    keeps = all(step["type"] in _KEEPS and step.get("behavior") != "Removed" for step in splits)
-    if not keeps or None in shortens or any(entry.lstrip or entry.rstrip for entry in added):
-        return None
-    if not _reads_everything(backend.model, vocabulary, any(step["type"] == "ByteLevel" for step in splits)):
-        return None
-    return max(map(len, vocabulary), default=1) * prod(factor or 1 for factor in shortens)
-
-
-def _steps(part: Any, inside: str) -> list[dict[str, Any]]:
-    """The steps of a normalizer or a pre-tokenizer, in order."""
-    if part is None:
-        return []
-    given = json.loads(part.__getstate__())
-    return list(given[inside]) if given["type"] == "Sequence" else [given]
-
-
-def _shortens(step: dict[str, Any]) -> int | None:
-    if step["type"] == "Replace":
-        old = step["pattern"].get("String")
-        return 1 if old is not None and len(old) <= len(step["content"]) else None
-    return _SHORTENS.get(step["type"])
-
-
-def _reads_everything(model: Any, vocabulary: dict[str, int], by_bytes: bool) -> bool:
-    """Whether no character is left out or merged with others into an unknown token."""
-    if type(model).__name__ != "BPE":
-        return False
-    alphabet = pre_tokenizers.ByteLevel.alphabet() if by_bytes else [f"<0x{byte:02X}>" for byte in range(256)]
-    if (by_bytes or model.byte_fallback) and all(letter in vocabulary for letter in alphabet):
-        return True
-    return model.unk_token is not None and not model.fuse_unk
 
 
 #: Characters that Unicode reserves for a program's internal use.
@@ -231,3 +186,65 @@ def _finder(names: Iterable[str]) -> Tokenizer:
     finder = Tokenizer(models.BPE(cache_capacity=0))
     finder.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in names])
     return finder
+
+
+# -- client noise ------------------------------------------------------------------------------------------------------
+
+
+class NoisePattern(NamedTuple):
+    """Text to leave out. where: as the first line of the system message; or as a whole later system message, which is
+    harmless unless the chat template moves it to the beginning. pattern: matches all of it. why: it changes each
+    time."""
+
+    client: str
+    where: Literal["first line", "late message"]
+    pattern: re.Pattern[str]
+    why: str
+
+
+#: A field of Claude Code's header, whose fields and their order depend on its version and address: ``cc_version=``
+#: changes with every session, ``cch=`` with every request.
+_FIELD = r"[\w.-]+=[^;\s]*"
+CLIENT_NOISE = (
+    NoisePattern(
+        "Claude Code's x-anthropic-billing-header",
+        "first line",
+        re.compile(rf"x-anthropic-billing-header:\s*{_FIELD}(\s*;\s*{_FIELD})*\s*;?\s*", re.IGNORECASE),
+        "changes with every session and only serves its billing",
+    ),
+    NoisePattern(
+        "Claude Code's count of the tokens left",
+        "late message",
+        re.compile(r"(<total_tokens>\w+ tokens left</total_tokens>\s*)?(Token usage: \d+/\d+; -?\d+ remaining\s*)?"),
+        "changes with every turn and counts another model's context",
+    ),
+)
+
+Messages = list[dict[str, Any]]
+
+
+def left_out(messages: Messages, hoists: Callable[[], bool]) -> tuple[Messages, tuple[Warned, ...]]:
+    """Rendered messages without client noise, and one warning for each kind. hoists: whether the chat template moves
+    late system messages to the beginning."""
+    kept: Messages = []
+    found: dict[NoisePattern, int] = {}
+    for index, message in enumerate(messages):
+        noise = _found(message, late=index > 0)
+        if noise is None or (noise.where == "late message" and not hoists()):
+            kept.append(message)
+            continue
+        found.setdefault(noise, index)
+        rest = message["content"].lstrip().partition("\n")[2] if noise.where == "first line" else ""
+        if rest.strip() or len(messages) == 1:  # templates cannot do without any message
+            kept.append(message | {"content": rest})
+    warnings = (
+        warning("client_noise_left_out", ("messages", index, "content"), name=f"{noise.client}, which {noise.why}")
+        for noise, index in found.items()
+    )
+    return kept, tuple(warnings)
+
+
+def _found(message: dict[str, Any], late: bool) -> NoisePattern | None:
+    text = message["content"] if message["role"] == "system" else ""
+    where, text = ("late message", text) if late else ("first line", text.lstrip().partition("\n")[0])
+    return next((one for one in CLIENT_NOISE if text and one.where == where and one.pattern.fullmatch(text)), None)

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache
 from inspect import signature
-from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,9 +18,9 @@ import msgspec
 
 from foresay.server.catalog.formats import TOOLS_VARIABLES
 from foresay.server.text.detokenize import SpelledToken, Spelling
-from foresay.server.text.prompt import ControlTokens, RenderedPrompt, Room, most_characters
+from foresay.server.text.prompt import ControlTokens, RenderedPrompt, Room
 from foresay.server.text.time_limit import TimeIsUp, interrupted_after
-from foresay.spec.errors import ConfigurationError, InvalidRequest
+from foresay.spec.errors import InvalidRequest
 from foresay.verifier.model.errors import ModelError, code_refused
 
 if TYPE_CHECKING:
@@ -56,6 +55,15 @@ def _converted(file: Path, changed: int) -> str:
 #: CPU time, more than any reasonable template takes for a conversation that fits a request's body.
 RENDERING_SECONDS = 10.0
 
+
+#: Models' tokens for filling in the middle: before the prefix, before the suffix, before the text between them.
+_INFILL = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
+    ("▁<PRE>", "▁<SUF>", "▁<MID>"),
+)
 
 #: Usual values for a model without recommendations.
 _USUAL = {"temperature": 0.7, "top_p": 0.95}
@@ -126,7 +134,6 @@ class Tokenizer:
         self._backend.no_truncation()  # tokenizer.json may enable either
         self._backend.no_padding()
         self._control = ControlTokens(self._backend)
-        self._most_characters = most_characters(self._backend)
         added = self._backend.get_added_tokens_decoder()
         self.special_ids: frozenset[int] = frozenset(token for token, entry in added.items() if entry.special)
         self._added: dict[str, int] = {entry.content: token for token, entry in added.items()}
@@ -166,10 +173,6 @@ class Tokenizer:
     def as_text(self, text: str) -> RenderedPrompt:
         """A prompt in which the names of control tokens are text."""
         return RenderedPrompt(*self._control.sealed(text, ""))
-
-    def fewest(self, text: str) -> int:
-        """A lower bound on the tokens of ``text``, from its length only."""
-        return 0 if self._most_characters is None else ceil(len(text) / self._most_characters)
 
     def encode_after(
         self, spoken: Sequence[int], prompt: RenderedPrompt, add_special_tokens: bool = True, room: Room | None = None
@@ -224,16 +227,11 @@ class Tokenizer:
         return self._added.get(token)
 
     @property
-    def declares_output(self) -> bool:
-        """Whether the checkpoint declares how to parse its output (``response_template``)."""
-        return getattr(self._templates, "response_template", None) is not None
-
-    def output_regions(self, prompt: str, tools: Sequence[dict[str, Any]]) -> Any:
-        """transformers' parser of the output after ``prompt``. Raises :class:`ConfigurationError` if there is none."""
-        try:
-            return self._templates.get_response_parser(prefix=prompt, tools=list(tools) or None)
-        except (AttributeError, ValueError, TypeError, KeyError) as error:
-            raise ConfigurationError(f"the tokenizer's response_template cannot be used: {error}") from error
+    def infilling(self) -> list[int] | None:
+        """The ids of the tokens before a prefix, before a suffix, and before the text between them; None if it has
+        none."""
+        known = (names for names in _INFILL if self._added.keys() >= {*names})
+        return next(([self._added[name] for name in names] for names in known), None)
 
     @property
     def config(self) -> dict[str, Any]:

@@ -1,8 +1,7 @@
-"""Warnings about what is not done as requested: in the response's body, in a header and in the log."""
+"""Warnings about what is not done as requested: in the response's body and in the log."""
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Iterable, Sequence
@@ -10,12 +9,9 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from foresay.server.gateway.caller import CONTEXT
-from foresay.server.schemas.shared import RequestWarning, WarningCode
+from foresay.server.schemas.shared import WARNINGS, RequestWarning, WarningCode
 from foresay.spec.errors import Path, path_of, spelled
 
-HEADER = "X-Foresay-Warnings"
-#: Proxies refuse headers of more than some kilobytes; the response's body has all warnings.
-LONGEST_HEADER, MOST_LISTED = 2000, 16
 #: Most tools of one request that are named. The others are counted.
 MOST_TOOLS_NAMED = 16
 #: Agents send the same tools with every request: the log repeats a field's warning only after this many seconds.
@@ -24,23 +20,6 @@ _LONGEST_WORD = 64
 #: Values for sentences that are never a client's text.
 _OURS = ("name", "why", "hint")
 log = logging.getLogger("foresay.server")
-
-
-#: The sentence for each code, after the field's name.
-_SENTENCES: dict[WarningCode, str] = {
-    "tool_left_out": "tools of type {kind} cannot be run here; the model does not see this one",
-    "max_tokens_clamped": "{requested:,} tokens are more than {why}; at most {room:,} are generated",
-    "model_renamed": "{requested} is served by {name!r}",
-    "hint_left_out": "this model's chat template cannot express {value}; the model does not see it",
-    "format_not_enforced": "the model sees this grammar, but its calls are not constrained to it",
-    "system_moved": "this model's chat template refuses system messages here; it is sent as the user's",
-    "client_noise_left_out": "the model does not see {name} (--keep-client-noise shows it)",
-    "compacted": "{results} results of tools, {thoughts} thoughts and {earlier} earlier items were left out",
-    "not_followed": "not followed: {why}",
-    "unknown_field": "there is no such field here, so it changes nothing{hint}",
-    "generic_tools": "this model's chat template has no tools; they are described in the prompt in a general format",
-    "resumed": "the engine was replaced after output token {at_token:,}; the text may differ from there on",
-}
 
 
 class Warned(msgspec.Struct, frozen=True):
@@ -67,7 +46,7 @@ def warning(code: WarningCode, field: str | Path, **values: object) -> Warned:
     words = {
         name: _quoted(word) if isinstance(word, str) and name not in _OURS else word for name, word in values.items()
     }
-    return Warned(code, path_of(field), _SENTENCES[code].format(**words))
+    return Warned(code, path_of(field), WARNINGS[code].format(**words))
 
 
 def tools_left_out(tools: Sequence[tuple[str | Path, str]]) -> tuple[Warned, ...]:
@@ -82,22 +61,6 @@ def tools_left_out(tools: Sequence[tuple[str | Path, str]]) -> tuple[Warned, ...
 def _quoted(text: str) -> str:
     """A client's word in a message: short, and on one line."""
     return repr(text if len(text) <= _LONGEST_WORD else f"{text[:_LONGEST_WORD]}..")
-
-
-def headers(warnings: Sequence[Warned]) -> dict[str, str]:
-    """The response header: a JSON list of as many sentences as fit."""
-    if not warnings:
-        return {}
-    count = len(warnings)
-    listed = [one.message for one in warnings[:MOST_LISTED]]
-    while len(value := json.dumps(_counted(listed, count))) > LONGEST_HEADER and listed:
-        listed.pop()
-    return {HEADER: value}
-
-
-def _counted(listed: list[str], count: int) -> list[str]:
-    left = count - len(listed)
-    return [*listed, f"{left} more; the answer has all of them"] if left else listed
 
 
 class WarningLog:

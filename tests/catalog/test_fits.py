@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from contextlib import suppress
 from io import StringIO
@@ -148,14 +147,6 @@ def test_a_part_of_several_names_shows_these(laptop, capsys) -> None:
     assert main(["models", "CODER"]) == 0
     shown = capsys.readouterr().out
     assert "Qwen2.5-Coder-7B" in shown and "Qwen3" not in shown
-
-
-def test_json_has_the_same_in_bytes(laptop, capsys) -> None:
-    assert main(["models", "Qwen/Qwen3-14B", "--json"]) == 0
-    [found] = json.loads(capsys.readouterr().out)
-    assert (found["fits"], found["drafts"][0]["fits"]) == ("int8", "int8")
-    assert found["memory"]["int8"] == needed(known_targets()["Qwen/Qwen3-14B"], "int8", None, LAPTOP)
-    assert found["drafts"][0]["memory"]["int4"] > found["memory"]["int4"]
 
 
 @pytest.mark.parametrize(

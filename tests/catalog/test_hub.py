@@ -15,9 +15,9 @@ from foresay.verifier.model.errors import NoSuchModel
 from tests.verifier.faked_hub import COMMIT, Hub, snapshot
 
 
-def refused(name, *words, revision=None):
+def refused(name, *words):
     with pytest.raises(NoSuchModel) as caught:
-        resolve(name, revision)
+        resolve(name)
     assert all(word in str(caught.value) for word in words), caught.value
 
 
@@ -134,10 +134,9 @@ def test_neither_path_nor_repository(name, cache):
     refused(name, "neither a directory nor a hub repository")
 
 
-@pytest.mark.parametrize("revision", [None, "main", COMMIT])
-def test_a_cached_repository_needs_no_network(cache, revision):
+def test_a_cached_repository_needs_no_network(cache):
     directory = snapshot(cache, "config.json", "model.safetensors")
-    assert resolve("owner/model", revision) == directory
+    assert resolve("owner/model") == directory
 
 
 def test_a_cached_repository_without_config(cache):
@@ -147,8 +146,6 @@ def test_a_cached_repository_without_config(cache):
 
 def test_offline_and_not_cached(cache):
     refused("owner/model", "owner/model is not a directory", "HF_HUB_OFFLINE is set", str(cache), "download it")
-    snapshot(cache, "config.json")
-    refused("owner/model", "owner/model (revision v2)", "HF_HUB_OFFLINE is set", revision="v2")
 
 
 def test_hub_out_of_reach(cache, monkeypatch):
@@ -173,7 +170,6 @@ def test_download(hub, cache, monkeypatch):
     [
         ("owner/gated", ["gated", "accept its terms at", "/owner/gated", "hf auth login"]),
         ("owner/absent", ["no such repository", "private"]),
-        ("owner/other-revision", ["no such revision"]),
         ("owner/broken", ["the hub at http", "answered with an error", "Bad request", "try again"]),
     ],
 )

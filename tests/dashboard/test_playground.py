@@ -73,7 +73,9 @@ async def test_what_failed_is_no_part_of_the_conversation(tokenizer: Tokenizer) 
     async with writing("fox ", tokenizer) as visit:
         frames = sent(visit)
         await visit.run(max_output_tokens=4, top_p=0)
-        await expect(visit.page.locator("#playground > .outcome")).to_have_text(re.compile("^It failed: top_p must be"))
+        await expect(visit.page.locator("#playground > .outcome")).to_have_text(
+            re.compile("^It failed: top_p: expected")
+        )
         await expect(visit.page.locator(".turn")).to_have_count(0)
         await expect(visit.page.locator("#prompt")).to_have_value(STORY)
         await visit.run(max_output_tokens=4, top_p=1)

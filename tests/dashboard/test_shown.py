@@ -18,7 +18,7 @@ from foresay.spec.trace import SequenceTrace, Statistics
 from tests.dashboard.browsing import needs_chromium
 from tests.dashboard.showing import posted, shown, step
 from tests.gateway.guarded import ALICE, BOB, bearer, guarded
-from tests.server.scripted import INFO, ScriptedEngine
+from tests.server.scripted import ScriptedEngine
 
 pytestmark = [needs_chromium, pytest.mark.slow]
 
@@ -90,17 +90,11 @@ async def test_the_page_says_that_something_else_keeps_the_machine_busy(tokenize
         await expect(visit.page.locator("#notice")).to_have_text(busy)
 
 
-async def test_a_request_says_what_was_reused_and_where_its_prompt_differs(tokenizer: Tokenizer) -> None:
-    engine = ScriptedEngine([5], run=3)
-    engine.info = msgspec.structs.replace(INFO, max_model_len=4000)
-    async with shown(engine, tokenizer) as (_, visit):
-        for word in ("fox", "owl"):
-            turns = [{"role": "user", "content": f"A {word}{' hides' * 400}"}]
-            await posted(visit, "/v1/chat/completions", messages=turns, prompt=None)
-        row = visit.page.locator("#requests tr[data-id]").first
-        await expect(row.locator("[data-head='prompt tokens']")).to_have_text(re.compile(r"^[\d,]+ \(3 reused\)$"))
-        differs = re.compile(r"^prompt differs at token \d+ of [\d,]+, in message 1 \(user\)$")
-        await expect(row.locator("small").last).to_have_text(differs)
+async def test_a_request_says_what_was_reused(tokenizer: Tokenizer) -> None:
+    async with shown(ScriptedEngine([5], run=3), tokenizer) as (_, visit):
+        await posted(visit)
+        reused = visit.page.locator("#requests tr[data-id] [data-head='prompt tokens']")
+        await expect(reused).to_have_text(re.compile(r"^[\d,]+ \(3 reused\)$"))
 
 
 OF_DRAFTS = ("by-depth", "tree", "drafters")

@@ -22,7 +22,7 @@ ASK = {"prompt": "Tell", "max_tokens": 4}
 
 
 def append(path: Path, name: str, key: str) -> None:
-    """Add a key to a file of keys, as ``foresay keys hash NAME >> FILE`` does, for its owner's eyes only."""
+    """Add a key to a file of keys, as ``foresay keys new NAME >> FILE`` does, for its owner's eyes only."""
     path.touch(0o600)
     path.write_text(path.read_text() + entry_text(name, key))
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hmac
-import io
 import stat
-import sys
 from pathlib import Path
 
 import pytest
@@ -77,14 +75,6 @@ def test_made_keys_are_long_and_never_alike():
     assert all(key.startswith(keys.PREFIX) and len(key) == len(keys.PREFIX) + 43 for key in made)
 
 
-@pytest.mark.parametrize(
-    "key", ["", "short", "x" * 15, "with a space in the middle", "x" * 513, "ü" * 20, "x" * 16 + "\n"]
-)
-def test_keys_that_could_be_guessed_or_not_be_sent_are_refused(key):
-    with pytest.raises(ConfigurationError, match="16 to 512 printable"):
-        keys.entry_text("alice", key)
-
-
 # -- the file ----------------------------------------------------------------------------------------------------------
 
 
@@ -112,19 +102,18 @@ def test_a_limit_in_the_file_wins_and_zero_is_none(file, own, limit):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[[key]]\nname = 'a'\n", ":1: id is missing; an entry is [[key]], id = "),
+        ("[[key]]\nname = 'a'\n", "key[0]: Object missing required field `id`; an entry is [[key]], id = "),
         (
             ENTRY + "\n[[key]]\nid = 'b'\nname = 'b'\nhash = 'sk-plain-text-secret'\n",
-            ":9: hash must be as foresay keys new",
+            "key[1].hash: Expected text matching",
         ),
-        (ENTRY + "[[key]]\nname = 'b'\n", ":5: id is missing"),
-        ("[[key]]\nid = 'a.b'\nname = 'a'\nhash = 'HASH'\n", ":2: id must be 1 to 64 small letters"),
+        ("[[key]]\nid = 'a.b'\nname = 'a'\nhash = 'HASH'\n", "key[0].id: Expected text matching"),
         (
             ENTRY + "max_request_per_minute = 3\n",
-            ':5: max_request_per_minute is unknown; did you mean "max_requests_per_minute"?',
+            "key[0]: Object contains unknown field `max_request_per_minute`",
         ),
-        (ENTRY + "max_requests_per_minute = -3\n", ":5: max_requests_per_minute must be a whole number from 0"),
-        ("keys = 3\n", ':1: keys is unknown; did you mean "key"?'),
+        (ENTRY + "max_requests_per_minute = -3\n", "key[0].max_requests_per_minute: Expected a whole number >= 0"),
+        ("keys = 3\n", "Object contains unknown field `keys`"),
         ("sk-plain-text-secret\n", "(at line 1, column 21); an entry is [[key]], id = "),
         ("[[key]]\nid = 'a'\nname = 'a'\nhash = 'HASH'\n" * 2, "has the id 'a' twice"),
         ("[[key]\n", "not valid TOML"),
@@ -201,17 +190,6 @@ def test_keys_list_names_who_has_one_and_its_own_limit_and_no_hash(tmp_path, cap
     ids = [entry.id for entry in keys.read(path)]
     assert listed.splitlines() == [f"al   {ids[0]}  max_requests_per_minute none", f"bob  {ids[1]}"]
     assert reported == f"2 keys in {path}\n"
-
-
-def test_keys_hash_prints_what_goes_into_the_file(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "stdin", io.StringIO(ALICE + "\n"))
-    assert main(["keys", "hash", "alice"]) == 0
-    (tmp_path / "keys.toml").write_text(capsys.readouterr().out)
-    assert holder(KeyStore(file=str(tmp_path / "keys.toml")), ALICE).name == "alice"
-    monkeypatch.setattr(sys, "stdin", io.StringIO("hunter2\n"))
-    assert main(["keys", "hash", "alice"]) == 2
-    captured = capsys.readouterr()
-    assert "hunter2" not in captured.out + captured.err
 
 
 def test_a_name_that_would_not_fit_into_a_log_line_is_refused(capsys):

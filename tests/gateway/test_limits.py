@@ -108,16 +108,13 @@ async def test_without_keys_the_limits_are_everybodys_together(tokenizer, letter
 # -- time and the queue ------------------------------------------------------------------------------------------------
 
 
-async def test_a_full_queue_says_when_to_come_back_by_how_long_requests_take(tokenizer, letters):
+async def test_a_full_queue_says_when_to_come_back(tokenizer, letters):
     engine = ScriptedEngine(letters, hold_after=9)
     async with guarded(engine, tokenizer, AuthMiddleware(), most_running=2) as client:
-        await client.post("/v1/completions", json=ASK)
-        for _ in range(50):
-            client.app[MODELS].first.service.pace.finished(12.0)
         waiting = [asyncio.create_task(client.post("/v1/completions", json=ASK | {"max_tokens": 200})) for _ in "ab"]
-        await until(lambda: len(engine.requests) == 3)
+        await until(lambda: len(engine.requests) == 2)
         refused = await client.post("/v1/completions", json=ASK)
-        assert (refused.status, refused.headers["Retry-After"]) == (429, "6")
+        assert (refused.status, refused.headers["Retry-After"]) == (429, "1")
         assert (await refused.json())["error"]["code"] == "queue_full"
         never = await client.post("/v1/completions", json=ASK | {"prompt": ["a"] * 3})
         assert never.status == 429 and "Retry-After" not in never.headers
@@ -188,36 +185,12 @@ async def test_a_request_that_takes_too_long_ends_with_an_error_and_frees_the_en
                 await asyncio.sleep(0.01)
 
 
-async def test_a_request_that_never_gets_its_turn_is_sent_away(tokenizer, letters):
-    engine = ScriptedEngine(letters, hold_after=0)
-    async with guarded(engine, tokenizer, AuthMiddleware(), first_token_timeout=0.05) as client:
-        response = await client.post("/v1/completions", json=ASK)
-        assert response.status == 429
-        assert "Retry-After" in response.headers
-        assert (await response.json())["error"]["code"] == "first_token_timeout"
-        assert len(engine.cancelled) == 1
-
-
-async def test_a_request_that_has_begun_may_take_its_time(tokenizer, letters):
-    engine = ScriptedEngine(letters, pause=0.1)
-    for seconds in (0.8, 8.0):  # a machine that stalls may not begin in time
-        async with guarded(
-            engine, tokenizer, AuthMiddleware(), first_token_timeout=seconds, request_timeout=250.0
-        ) as client:
-            response = await client.post("/v1/completions", json=ASK | {"max_tokens": round(15 * seconds)})
-            answer = await response.json()
-        if response.status == 200:
-            break
-    assert answer["usage"]["completion_tokens"] == round(15 * seconds)
-
-
 async def test_no_time_limit_outlives_its_request(tokenizer, letters):
     def generations() -> list[Generation]:
         gc.collect()
         return [kept for kept in gc.get_objects() if type(kept) is Generation]
 
-    options = {"request_timeout": 3600.0, "first_token_timeout": 3600.0}
-    async with guarded(ScriptedEngine(letters), tokenizer, AuthMiddleware(), **options) as client:
+    async with guarded(ScriptedEngine(letters), tokenizer, AuthMiddleware(), request_timeout=3600.0) as client:
         before = generations()  # other tests of this process may have left some
         for _ in range(3):
             assert (await client.post("/v1/completions", json=ASK)).status == 200

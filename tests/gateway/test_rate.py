@@ -1,4 +1,4 @@
-"""Rate limits and guesses at how long to wait, on a clock that a test moves."""
+"""Rate limits, on a clock that a test moves."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foresay.server.gateway.caller import LONGEST, MINUTE, Pace, RateLimiter
+from foresay.server.gateway.caller import MINUTE, RateLimiter
 from foresay.server.schemas.errors import RateLimited
 from tests.gateway.guarded import Clock
 
@@ -52,15 +52,3 @@ def test_no_minute_lets_in_more_and_after_the_stated_wait_one_is_let_in(per_minu
         admitted.append(clock.now)
         if len(admitted) > per_minute:
             assert admitted[-1] - admitted[-1 - per_minute] >= MINUTE - 1e-6, "but for what fp64 rounds"
-
-
-def test_the_estimate_of_the_next_free_slot_follows_littles_law():
-    pace = Pace()
-    assert pace.retry_after(5) == 1
-    for _ in range(100):
-        pace.finished(40.0)
-    assert (pace.retry_after(4), pace.retry_after(10), pace.retry_after(1000)) == (10, 4, 1)
-    assert pace.retry_after(0) == 1
-    for _ in range(100):
-        pace.finished(4000.0)
-    assert pace.retry_after(2) == LONGEST

@@ -11,7 +11,7 @@ from unittest.mock import AsyncMock, Mock
 import ollama
 import pytest
 
-from foresay.server.api.admin.routes import _changed
+from foresay.server.api.admin import _changed
 from foresay.server.gateway.keys import KeyStore
 from foresay.server.host.models.model import Model
 from foresay.server.host.service import ServerState, Text

@@ -9,9 +9,11 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
-from foresay.server.catalog.formats import TOOL_FORMATS
+from foresay.server.catalog.formats import FORMATS
 from foresay.server.text.tokenizer import Tokenizer
 
+#: Formats in which calls are within text.
+TOOL_FORMATS = {name: form for name, form in FORMATS.items() if not form.channels}
 _TURNS = (
     "{% for m in messages %}<|{{ m.role }}|>"
     "{% if m.tool_calls %}{% for c in m.tool_calls %}"

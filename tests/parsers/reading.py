@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from foresay.server.catalog.formats import TOOL_FORMATS, ToolFormat
-from foresay.server.text.parsers.formats import output
+from foresay.server.catalog.formats import FORMATS, ToolFormat
+from foresay.server.text.parsers.chat_format import output
 from foresay.server.text.parsers.parser import ParsedAnswer, ScriptParser
 from foresay.server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart, joined
 
@@ -28,7 +28,7 @@ def read(
 ) -> list[Part]:
     """The parts of ``text``, fed in pieces that end at ``cuts``. special: tags that arrive as marker tokens."""
     answer = ParsedAnswer(lambda index: f"id{index}", OFFERED, parallel)
-    parser = ScriptParser(answer, partial(output, TOOL_FORMATS.get(family, ToolFormat()), tags, opened), special)
+    parser = ScriptParser(answer, partial(output, FORMATS.get(family, ToolFormat()), tags, opened), special)
     parts = [part for piece in _pieces(text, cuts) for part in _fed(parser, piece, dict(special or {}))]
     return joined(parts + parser.flush())
 

@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foresay.server.catalog.formats import CHANNELS, FORMATS, HARMONY, TOOL_FORMATS
-from foresay.server.text.parsers.channels import messages
-from foresay.server.text.parsers.formats import output
+from foresay.server.catalog.formats import FORMATS
+from foresay.server.text.parsers.chat_format import messages, output
 from foresay.server.text.parsers.parser import ParsedAnswer, ScriptParser
 from foresay.server.text.parts import Part, ToolCallPart, joined, part_text
 from tests.parsers.asking import TOOL, USER, ask, chunks_of, engine_saying
@@ -32,6 +31,8 @@ CALLS = (
     ("write", {"path": "w7", "text": 'w8 "w9" \\ w10\n\tw11 = {w12: [w13]}\n'}),
 )
 _WORD = re.compile(r"w\d+|3141")
+HARMONY = "harmony"
+CHANNELS = FORMATS[HARMONY]
 _TAGS = re.compile("(" + "|".join(map(re.escape, CHANNELS.control)) + ")")
 #: Tags, and what else holds a call together.
 _MARKS = re.compile(r"<[^<>\s]*(?: name=\"\w+\")?>|\[[A-Z_]+\]|```\w*|[\[\]{}():=,\"]")
@@ -56,7 +57,7 @@ def parser_of(family: str) -> ScriptParser:
     script = (
         (lambda reader, to: messages("", True, reader, to))
         if family == HARMONY
-        else (lambda reader, to: output(TOOL_FORMATS[family], None, False, reader, to))
+        else (lambda reader, to: output(FORMATS[family], None, False, reader, to))
     )
     return ScriptParser(answer, script, dict(enumerate(CHANNELS.control)) if family == HARMONY else None)
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from foresay.server.catalog.formats import TOOL_FORMATS
 from foresay.server.schemas.chat import Function
 from foresay.server.text.choice import Choice, ChoiceOptions
 from foresay.server.text.conversation import Offer
@@ -22,7 +21,7 @@ from foresay.server.text.tokenizer import Tokenizer
 from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import Delta, FinishReason, Request
 from foresay.spec.sampling import SamplingParams
-from tests.parsers.families import family_tokenizer, written
+from tests.parsers.families import TOOL_FORMATS, family_tokenizer, written
 from tests.parsers.reading import text_of
 
 END = 0

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from foresay.server.catalog.formats import TOOL_FORMATS
 from foresay.server.schemas.chat import Function
 from foresay.server.text.choice import Choice, ChoiceOptions
 from foresay.server.text.conversation import Offer
@@ -18,7 +17,7 @@ from foresay.server.text.parts import ReasoningPart, TextPart, ToolCallPart, joi
 from foresay.spec.request import Delta, Request
 from foresay.spec.sampling import SamplingParams
 from tests.parsers.conftest import made
-from tests.parsers.families import written
+from tests.parsers.families import TOOL_FORMATS, written
 
 END = 0
 FUNCTION = Function(name="get_weather", parameters={"type": "object", "properties": {"n": {"type": "array"}}})

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher
 from llguidance.hf import from_tokenizer
 
-from foresay.server.catalog.formats import REASONING, TOOL_FORMATS
+from foresay.server.catalog.formats import FORMATS, REASONING
 from foresay.server.schemas.chat import Function
 from foresay.server.text.choice import Choice, ChoiceOptions
 from foresay.server.text.conversation import Offer, in_turns
@@ -123,7 +123,7 @@ def test_answers_in_a_row_are_all_shown_to_first_templates():
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "a", "content": "1"},
     ]
-    shown = in_turns([*turns, *said], embedded=True)
+    shown = in_turns([*turns, *said], {"tool_responses"})[0]
     assert [one["content"] for one in shown] == ["One.", "Two."]
 
 
@@ -172,7 +172,7 @@ def offer_of(**schemas: dict[str, Any]) -> Offer:
 
 
 def test_arguments_are_held_to_the_schema_in_its_notation(tokenizer):
-    tokens = {tag: tokenizer.added_id(tag) for tag in TOOL_FORMATS["gemma4"].tags}
+    tokens = {tag: tokenizer.added_id(tag) for tag in FORMATS["gemma4"].tags}
     grammar = tool_call_grammar("gemma4", offer_of(f=HELD, g=HELD | {"$defs": HELD["$defs"]}), tokens).text
     vocabulary = from_tokenizer(tokenizer._templates)
     for name in "fg":
@@ -211,7 +211,7 @@ MANY = [f"value {number}" for number in range(2001)]
     ids=["references", "values", "keys", "harmless"],
 )
 def test_large_and_odd_schemas_are_held_to(schema, inside, tokenizer):
-    tokens = {tag: tokenizer.added_id(tag) for tag in TOOL_FORMATS["gemma4"].tags}
+    tokens = {tag: tokenizer.added_id(tag) for tag in FORMATS["gemma4"].tags}
     matcher = LLMatcher(
         from_tokenizer(tokenizer._templates), tool_call_grammar("gemma4", offer_of(f=schema), tokens).text
     )
@@ -245,7 +245,7 @@ def test_large_and_odd_schemas_are_held_to(schema, inside, tokenizer):
     ],
 )
 def test_what_cannot_be_held_to_is_named(schema, path, tokenizer):
-    tokens = {tag: tokenizer.added_id(tag) for tag in TOOL_FORMATS["gemma4"].tags}
+    tokens = {tag: tokenizer.added_id(tag) for tag in FORMATS["gemma4"].tags}
     with pytest.raises(InvalidRequest) as caught:
         tool_call_grammar("gemma4", offer_of(f=schema), tokens)
     assert caught.value.param == f"tools[0].function.parameters{path}"
@@ -395,8 +395,8 @@ async def test_the_first_template_gets_results_where_it_looks_for_them():
 
 def test_the_template_alone_tells_and_a_flag_does():
     known = ChatFormat.of(family_tokenizer("gemma4"))
-    assert (known.calls, known.thinks, known.generic, known.declared) == ("gemma4", TAGS, False, None)
-    assert set(known.markers.values()) == set(TOOL_FORMATS["gemma4"].control)
+    assert (known.calls, known.thinks, known.generic) == ("gemma4", TAGS, False)
+    assert set(known.markers.values()) == set(FORMATS["gemma4"].control)
     other = ChatFormat.of(family_tokenizer("plain"), "gemma4", "gemma4")
     assert (other.calls, other.thinks) == ("gemma4", TAGS)
     assert TEMPLATES["gemma4"] != TEMPLATES["gemma4_small"]

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher
 from llguidance.hf import from_tokenizer
 
-from foresay.server.catalog.formats import CHANNELS
-from foresay.server.text.parsers.channels import begun, messages
+from foresay.server.catalog.formats import FORMATS
+from foresay.server.text.parsers.chat_format import begun, messages
 from foresay.server.text.parsers.parser import ParsedAnswer, ScriptParser
 from foresay.server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart, joined
 from tests.parsers.asking import SCHEMA, TOOL, USER, ask, chunks_of, engine_saying, prompt_of
 from tests.server.scripted import served
 
+CHANNELS = FORMATS["harmony"]
 _TAG = re.compile("(" + "|".join(re.escape(tag) for tag in CHANNELS.control) + ")")
 _IDS = {tag: number for number, tag in enumerate(CHANNELS.control)}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from foresay.server.catalog.formats import REASONING, TOOL_FORMATS, ToolFormat, Way
+from foresay.server.catalog.formats import FORMATS, REASONING, ToolFormat, Way
 from foresay.server.schemas.chat import Function
 from foresay.server.text.conversation import Offer
 from foresay.server.text.grammars.answers import tool_call_grammar
@@ -207,7 +207,7 @@ def test_an_output_is_read_alike_at_every_split(family, output, parts):
         assert read(family, output, [cut]) == parts
 
 
-@pytest.mark.parametrize("family", TOOL_FORMATS)
+@pytest.mark.parametrize("family", [name for name, form in FORMATS.items() if not form.channels])
 def test_its_template_shows_a_format_and_the_docs_list_it(family):
     assert ChatFormat.of(family_tokenizer(family)).calls == family
     assert f"\n| `{family}` | " in (ROOT / "docs" / "tools.md").read_text("utf-8")
@@ -215,7 +215,7 @@ def test_its_template_shows_a_format_and_the_docs_list_it(family):
 
 def test_special_tokens_are_the_tags_they_spell():
     output, parts = CASES["deepseek_v31"][0]
-    special = dict(enumerate(TOOL_FORMATS["deepseek_v31"].tags))
+    special = dict(enumerate(FORMATS["deepseek_v31"].tags))
     for id, tag in special.items():
         output = output.replace(tag, chr(0xE000 + id))
     assert read("deepseek_v31", output, special=special) == parts_of(parts)
@@ -242,7 +242,7 @@ def test_tags_around_an_answer_are_left_out_without_tools_too():
 def test_a_format_is_one_entry(monkeypatch):
     """Calls in brackets, as Llama 4 writes them, which no entry has."""
     way = Way("{name}({parameters})", "<|python_start|>[", ", ", "]<|python_end|>", "{key}={value}")
-    monkeypatch.setitem(TOOL_FORMATS, "llama4", ToolFormat("<|python_start|>", (way,)))
+    monkeypatch.setitem(FORMATS, "llama4", ToolFormat("<|python_start|>", (way,)))
     output = '<|python_start|>[get_weather(city="Paris", days=3), f()]<|python_end|>'
     assert read("llama4", output) == parts_of([("get_weather", PARIS), ("f", "{}")])
     tokenizer = family_tokenizer("plain")

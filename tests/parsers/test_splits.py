@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from foresay.server.catalog.formats import TOOL_FORMATS
+from tests.parsers.families import TOOL_FORMATS
 from tests.parsers.reading import THINK, calls_of, read, text_of, thought_of
 
 FAMILIES = (*TOOL_FORMATS, "plain")

@@ -26,7 +26,6 @@ requests = some.fixed_dictionaries(
         "min_tokens": some.sampled_from([0, 0, 5]),
         "include_stop_str_in_output": some.booleans(),
         "skip_special_tokens": some.booleans(),
-        "stream_interval": some.sampled_from([1, 1, 4]),
     }
 )
 seeds, lengths = some.integers(0, 1 << 30), some.integers(2, 9)

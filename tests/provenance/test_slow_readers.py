@@ -10,13 +10,9 @@ import pytest
 
 from foresay.server.api.common.streaming import pieces_of
 from foresay.server.api.openai.completions import CompletionAnswer
-from foresay.server.api.responses.events import OutputTextDelta
-from foresay.server.api.responses.queues import SendQueue
-from foresay.server.api.responses.store import SocketLimits
 from foresay.server.engine.generation import Generation
 from foresay.server.host.service import AnswerOrigin
 from foresay.server.schemas.chat import CompletionRequest
-from foresay.server.schemas.tokens import Provenance, StepProvenance, TokenProvenance
 from foresay.server.text.choice import Choice, ChoiceOptions
 from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
@@ -29,51 +25,13 @@ from tests.server.wire import until
 STORY = "Once upon a time there was a fox. " * 20
 
 
-def delta(number: int, with_provenance: bool = True) -> OutputTextDelta:
-    step = StepProvenance(
-        step=number, drafter=None, nodes=1, drafted=0, forced=0, accepted=0, discarded=0, ms={"forward": 1.0}
-    )
-    token = TokenProvenance(id=number, text="a", step=number, origin="target", depth=0)
-    event = OutputTextDelta(item_id="m", output_index=0, content_index=0, delta="a", sequence_number=number)
-    if with_provenance:
-        event.provenance = Provenance([step], [token])
-    return event
-
-
-async def test_deltas_that_wait_become_one_that_holds_it_all() -> None:
-    send_queue = SendQueue(1 << 20)
-    events = [delta(1), delta(2), delta(3, with_provenance=False), delta(4)]
-    send_queue.put("a", events)
-    (message,) = await send_queue.take()
-    received = json.loads(message)
-    assert received["delta"] == "aaaa"
-    assert [step["step"] for step in received["provenance"]["steps"]] == [1, 2, 4]
-    assert [token["id"] for token in received["provenance"]["tokens"]] == [1, 2, 4]
-    first = events[0].provenance
-    assert isinstance(first, Provenance) and len(first.steps) == 1, "what is kept for reading again stays as it was"
-    send_queue.put("a", [delta(5, with_provenance=False), delta(6, with_provenance=False)])
-    (message,) = await send_queue.take()
-    assert "provenance" not in json.loads(message)
-
-
-async def test_provenance_counts_towards_what_may_wait() -> None:
-    send_queue, plain = SendQueue(1 << 20), SendQueue(1 << 20)
-    for number in range(100):
-        send_queue.put("a", [delta(number)])
-        plain.put("a", [delta(number, with_provenance=False)])
-    written = sum(len(message) for message in await send_queue.take())
-    send_queue.put("a", [delta(number) for number in range(100)])
-    assert send_queue.bytes > written > 10 * plain.bytes
-
-
 @pytest.mark.parametrize("seed", range(3))
 async def test_a_socket_that_is_read_late(tokenizer: Any, seed: int) -> None:
     """Its first event is so large that the writer is stuck at once."""
     script = ids_of(STORY, tokenizer)
     engine = Drafting(script, seed, pause=0.001)
-    limits = SocketLimits(behind=3600.0)
     async with (
-        serving(engine, tokenizer, limits, send_buffer=2048) as (http, _),
+        serving(engine, tokenizer, send_buffer=2048) as (http, _),
         await Bare.connect(int(http.port or 0), 2048) as bare,
     ):
         create: Json = {"input": "x", "provenance": True, "spec_decode_metrics": "detailed", "max_output_tokens": 400}

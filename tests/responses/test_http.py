@@ -259,13 +259,3 @@ async def test_the_stream_has_named_events_and_an_end(tokenizer):
         lines = (await answer.text()).splitlines()
     assert lines[0] == "event: response.created" and lines[1].startswith('data: {"type":"response.created"')
     assert lines[-5] == "event: response.completed" and lines[-2:] == ["data: [DONE]", ""]
-
-
-async def test_fewer_and_longer_deltas_on_request(tokenizer):
-    async with asking(saying(tokenizer), tokenizer) as client:
-        stream = await client.responses.create(
-            model="toy", input="Tell", stream=True, extra_body={"stream_interval": 4}
-        )
-        deltas: list[str] = [event.delta async for event in stream if event.type == "response.output_text.delta"]
-    assert "".join(deltas) == STORY
-    assert len(deltas) <= 3 + len(tokenizer.encode(STORY, False)) // 4

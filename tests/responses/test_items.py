@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from foresay.server.api.responses.items import compaction_of, given_items, messages_of, output_as_input
+from foresay.server.api.responses.items import Toolbox, compaction_of, given_items, messages_of, output_as_input
 from foresay.server.api.responses.request import chat_request
 from foresay.server.api.responses.schemas import (
     FunctionCall,
@@ -29,7 +29,7 @@ def items(*given: dict[str, Any]) -> list[InputItem]:
 
 def chat(**fields: Any):
     body = msgspec.convert({"input": "Hi"} | fields, ResponseRequest)
-    return chat_request(body, (), given_items(body.input))
+    return chat_request(body, (), given := given_items(body.input), Toolbox.of(body.tools, given, ()))
 
 
 def test_a_text_is_a_message_of_the_user():
@@ -86,7 +86,7 @@ def test_what_is_said_between_a_call_and_its_output_comes_after_the_output():
     given = items(USER, *calls[:2], notes[0], outputs[1], notes[1], outputs[0], calls[2], USER, late, outputs[2])
     assert [
         (one["role"], one.get("tool_call_id", one["content"]), [call["id"] for call in one.get("tool_calls", ())])
-        for one in messages(chat_request(ResponseRequest(), (), given))
+        for one in messages(chat_request(ResponseRequest(), (), given, Toolbox.of((), given, ())))
     ] == [
         ("user", "Hi", []),
         ("assistant", "", ["a", "b"]),

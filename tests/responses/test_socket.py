@@ -12,9 +12,11 @@ from aiohttp import WSMsgType, web
 from openai.types.responses import ResponsesServerEvent
 from openai.types.responses.responses_server_event import ResponseWsError
 
+from foresay.server.api.responses.socket import decoded
 from foresay.server.api.responses.store import Responses, SocketLimits
 from foresay.server.gateway.caller import Caller, serve
 from foresay.server.text.choice import Choice
+from foresay.spec.errors import InvalidRequest
 from tests.responses.serving import STORY, asking, saying, serving
 from tests.server.scripted import END
 from tests.server.wire import until
@@ -333,3 +335,10 @@ async def test_frames_are_never_compressed(tokenizer):
         assert socket.compress == 0
         await socket.send_json({"type": "response.create", "input": "Tell"})
         assert (await socket.receive()).type is WSMsgType.TEXT
+
+
+def test_a_value_that_looks_like_a_complaint_does_not_rename_its_field():
+    requested = {"type": "response.create", "model": "toy", "input": "x", "spec_decode_metrics": "x' - at `$.model`"}
+    with pytest.raises(InvalidRequest) as caught:
+        decoded(json.dumps(requested))
+    assert caught.value.param == "spec_decode_metrics"

@@ -84,7 +84,6 @@ async def test_the_model_sees_the_tools_and_the_client_which_ones_are_left_out(a
         ("tool_left_out", "tools[1]"),
         ("format_not_enforced", "tools[2].tools[1].format"),
     ]
-    assert json.loads(response.headers["X-Foresay-Warnings"]) == [one["message"] for one in warnings]
 
 
 async def test_items_may_be_referred_to_as_long_as_they_are_kept(agent):
@@ -170,19 +169,6 @@ async def test_over_a_websocket_the_first_event_has_the_warnings(agent):
     codes = [one["code"] for one in warnings]
     assert codes == ["tool_left_out", "max_tokens_clamped", "format_not_enforced"]
     assert warnings[1]["param"] == "max_output_tokens"
-
-
-async def test_strict_limits_over_a_websocket(agent):
-    create = {"type": "response.create", "model": "toy", "input": "Go", "max_output_tokens": 9000}
-    async with (
-        serving(roomy(agent, "Yes"), agent, strict_limits=True) as (http, _),
-        http.ws_connect("/v1/responses") as socket,
-    ):
-        await socket.send_json(create)
-        error = await socket.receive_json(timeout=60)
-        assert (error["type"], error["error"]["code"]) == ("error", "context_length_exceeded")
-        await socket.send_json(create | {"max_output_tokens": 9})
-        assert (await socket.receive_json(timeout=60))["type"] == "response.created"
 
 
 @pytest.mark.parametrize("kind", ["function", "custom"])

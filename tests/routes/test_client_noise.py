@@ -1,13 +1,11 @@
-"""What clients put into prompts that changes each time is left out with a warning; where prompts differ is shown."""
+"""What clients put into prompts that changes each time is left out with a warning."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 
-from foresay.server.text.prompt_changes import FEW, LONG, MOST_PROMPTS, LastPrompts
 from tests.routes.test_warnings import found
 from tests.server.conftest import byte_level_tokenizer
 from tests.server.scripted import END, ScriptedEngine, served
@@ -142,53 +140,3 @@ async def test_every_api_says_how_much_was_found_again(agent, engine, path, body
     for key in where:
         answer = answer[key]
     assert answer == 3, "as the script says"
-
-
-PLACES = {
-    "the system message": messages(("system", "x" * 30 + "{}" + "y" * 1500), USER),
-    "message 3 (user)": messages(("system", "x" * 1500), USER, ("user", "Now {}" + "z" * 200)),
-    "the tools": messages(
-        USER, tools=[{"type": "function", "function": {"name": "look", "description": "{}" + "w" * 1500}}]
-    ),
-}
-
-
-def filled(value: Any, word: str) -> Any:
-    if isinstance(value, str):
-        return value.replace("{}", word)
-    if isinstance(value, dict):
-        return {key: filled(one, word) for key, one in value.items()}
-    return [filled(one, word) for one in value] if isinstance(value, list) else value
-
-
-@pytest.mark.parametrize("place", PLACES)
-async def test_the_page_says_where_a_long_prompt_differs(agent, engine, place):
-    engine.info = msgspec.structs.replace(engine.info, max_model_len=9000)
-    async with served(engine, agent) as client:
-        for word in ("one", "one", "two"):
-            await asked(client, "/v1/chat/completions", filled(PLACES[place], word))
-        last, *earlier = await (await client.get("/dashboard/requests")).json()
-    first, second = (engine.requests[at].prompt for at in (0, 2))
-    at = next(at for at, (one, other) in enumerate(zip(first, second, strict=False)) if one != other)
-    assert last["differs"] == f"differs at token {at:,} of {len(second):,}, in {place}"
-    assert [one["differs"] for one in earlier] == ["", ""] and last["cached_tokens"] == 3
-
-
-def test_prompts_are_compared_with_their_owners_last_ones():
-    prompts, long = LastPrompts(), list(range(LONG))
-    other = [*long[:-FEW], *long[:FEW]]
-    positions = [
-        prompts.compare(prompt, owner)
-        for prompt, owner in (
-            (long, "a"),
-            ([7] * LONG, "b"),  # of others nothing is said
-            ([*long, 5, 6], "a"),  # goes on
-            ([*other, 5], "a"),  # the last few tokens differ, as those of a template may
-            ([*long[:100], 7, *long], "a"),
-            (long[:100], "a"),  # short
-        )
-    ]
-    assert positions == [None, None, None, None, 100, None]
-    for begin in range(MOST_PROMPTS):
-        prompts.compare([begin + 1] * LONG, "a")
-    assert prompts.compare([*long[:100], 9, *long], "a") == 0, "what was long ago is not kept"

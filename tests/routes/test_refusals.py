@@ -68,7 +68,6 @@ OPTIONS = [
     *each("best_of", 2),
     Refused("best_of", {"n": 2, "best_of": 3}),
     *each("prompt_logprobs", 21, -1),
-    *each("stream_interval", 0),
     *each("truncate_prompt_tokens", 0, -2),
     *each("priority", 1),
 ]

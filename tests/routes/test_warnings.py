@@ -1,4 +1,4 @@
-"""What is done otherwise than requested is in the answer, in a header and in the log, whatever the API."""
+"""What is done otherwise than requested is in the answer and in the log, whatever the API."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.resolved import model_names
 from foresay.server.text.tokenizer import Tokenizer
-from foresay.server.text.warned import HEADER, LONGEST_HEADER, WarningLog, headers, tools_left_out, warning
+from foresay.server.text.warned import WarningLog, tools_left_out, warning
 from foresay.spec.errors import ConfigurationError
 from tests.routes.apis import APIS as PLAIN
 from tests.routes.apis import RAW, TURN
@@ -32,12 +32,12 @@ def engine(agent) -> ScriptedEngine:
     return ScriptedEngine([*agent.encode("Yes", False), END])
 
 
-async def warned(client, path: str, body: dict[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
-    """The warnings of an answer, streamed or whole, and those of its header."""
+async def warned(client, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The warnings of an answer, streamed or whole."""
     response = await client.post(path, json=body)
     text = await response.text()
     assert response.status == 200, text
-    return found(text), json.loads(response.headers.get(HEADER, "[]"))
+    return found(text)
 
 
 def found(text: str) -> list[dict[str, Any]]:
@@ -56,15 +56,14 @@ async def test_tools_that_cannot_be_run_are_left_out_and_named(agent, engine, ca
     api = APIS[name]
     async with served(engine, agent) as client:
         with caplog.at_level(logging.WARNING, "foresay.server"):
-            (warning,), header = await warned(client, api.path, api.request(stream, tools=api.tools))
-        assert await warned(client, api.path, api.request(stream, tools=api.tools[:1])) == ([], [])
+            (warning,) = await warned(client, api.path, api.request(stream, tools=api.tools))
+        assert await warned(client, api.path, api.request(stream, tools=api.tools[:1])) == []
         everything = await warned(client, api.path, api.request(stream, tools=api.tools[1:]))
     assert (warning["code"], warning["param"]) == ("tool_left_out", "tools[1]")
     assert warning["message"].startswith("tools[1]: tools of type 'web_search")
-    assert header == [warning["message"]]
     ours = [record.getMessage() for record in caplog.records if record.name == "foresay.server"]
-    assert [line.partition(": ")[2] for line in ours] == header
-    assert everything[0][0]["param"] == "tools[0]"
+    assert [line.partition(": ")[2] for line in ours] == [warning["message"]]
+    assert everything[0]["param"] == "tools[0]"
     first, second, third = (agent.decode(request.prompt, False) for request in engine.requests)
     assert first == second and '"look"' in first
     assert "web_search" not in first and '"look"' not in third
@@ -75,37 +74,22 @@ async def test_tools_that_cannot_be_run_are_left_out_and_named(agent, engine, ca
 async def test_more_output_than_there_is_room_for_is_clamped_with_a_warning(agent, engine, name, stream):
     api = APIS[name]
     async with served(engine, agent) as client:
-        (warning,), header = await warned(client, api.path, api.request(stream, max_tokens=32_000))
+        (warning,) = await warned(client, api.path, api.request(stream, max_tokens=32_000))
         [request] = engine.requests
         room = INFO.max_model_len - len(request.prompt)
         exact = await warned(client, api.path, api.request(stream, max_tokens=room))
-    assert (warning["code"], warning["param"], header) == ("max_tokens_clamped", api.most, [warning["message"]])
+    assert (warning["code"], warning["param"]) == ("max_tokens_clamped", api.most)
     assert warning["message"].startswith(f"{api.most}: 32,000 tokens") and f"at most {room} " in warning["message"]
     assert request.params.max_tokens == room
-    assert exact == ([], [])
+    assert exact == []
     assert engine.requests[-1].params.max_tokens == room
-
-
-@pytest.mark.parametrize("name", APIS)
-async def test_strict_limits_refuse_instead(agent, engine, name):
-    api = APIS[name]
-    async with served(engine, agent, strict_limits=True) as client:
-        response = await client.post(api.path, json=api.request(False, max_tokens=32_000))
-        text = await response.text()
-        long = await client.post(api.path, json=api.asking("fox " * 600, max_tokens=32_000))
-        assert (long.status, "maximum context length is 512 tokens" in await long.text()) == (400, True)
-        assert engine.requests == []
-        assert (await client.post(api.path, json=api.request(False))).status == 200
-    assert (response.status, HEADER in response.headers) == (400, False)
-    assert "This model's maximum context length is 512 tokens. However, you requested 32" in text
-    assert "in the prompt, 32000 in the completion)" in text
 
 
 async def test_a_default_is_clamped_without_a_warning(agent, engine):
     """A completion has 16 tokens unless it says otherwise; nobody is misled by fewer."""
     body = {"prompt": [40] * (INFO.max_model_len - 5)}
     async with served(engine, agent) as client:
-        assert await warned(client, "/v1/completions", body) == ([], [])
+        assert await warned(client, "/v1/completions", body) == []
     assert engine.requests[0].params.max_tokens == 5
 
 
@@ -122,7 +106,7 @@ async def test_a_prompt_that_is_cut_for_the_output_is_not_cut_to_nothing(agent, 
 async def test_every_prompt_has_one_warning_of_its_own_room(agent, engine):
     body = {"prompt": ["a", "a b c d", "a"], "max_tokens": 600, "n": 2}
     async with served(engine, agent) as client:
-        warnings, _ = await warned(client, "/v1/completions", body)
+        warnings = await warned(client, "/v1/completions", body)
     rooms = {INFO.max_model_len - len(request.prompt) for request in engine.requests}
     assert len(warnings) == len(rooms) == 2
     assert all(any(f"at most {room} " in one["message"] for one in warnings) for room in rooms)
@@ -133,8 +117,8 @@ async def test_old_turns_make_room_for_all_the_output_if_they_can(agent, engine)
     turns = [TURN | {"content": "fox " * 40} for _ in range(15)]
     async with served(engine, agent) as client:
         body = {"input": turns, "truncation": "auto"}
-        assert await warned(client, "/v1/responses", body | {"max_output_tokens": 300}) == ([], [])
-        (warning,), _ = await warned(client, "/v1/responses", body | {"max_output_tokens": 32_000})
+        assert await warned(client, "/v1/responses", body | {"max_output_tokens": 300}) == []
+        (warning,) = await warned(client, "/v1/responses", body | {"max_output_tokens": 32_000})
     roomy, clamped = engine.requests
     assert len(roomy.prompt) + 300 <= 512
     assert warning["code"] == "max_tokens_clamped" and len(clamped.prompt) > len(roomy.prompt)
@@ -149,14 +133,14 @@ async def test_any_name_is_served_and_answers_have_the_real_one(agent, engine, n
     async with served(engine, agent, aliases=("gpt-4o",)) as client:
         assert (await client.post(api.path, json=api.request(False, model="claude"))).status == 404
         for known in ("toy", "toy:latest", "gpt-4o", "gpt-4o:latest"):
-            assert await warned(client, api.path, api.request(False, model=known)) == ([], [])
+            assert await warned(client, api.path, api.request(False, model=known)) == []
     async with served(engine, agent, any_model=True) as client:
         response = await client.post(api.path, json=api.request(False, model="claude"))
         answer = await response.json()
-        (warning,), header = await warned(client, api.path, api.request(True, model="claude"))
+        (warning,) = await warned(client, api.path, api.request(True, model="claude"))
     assert answer["model"] == ("claude" if name.startswith("ollama") else "toy"), "Ollama's clients see their own word"
     assert (warning["code"], warning["param"]) == ("model_renamed", "model")
-    assert [warning["message"]] == header == ["model: 'claude' is served by 'toy'"]
+    assert [warning["message"]] == ["model: 'claude' is served by 'toy'"]
     assert answer["warnings"] == [warning]
 
 
@@ -166,16 +150,15 @@ async def test_fields_that_an_api_does_not_have_are_named_with_the_one_that_was_
     api = APIS[name]
     body = api.request(stream) | {"strem": True, "x" * 500: [1], "service_tier": "auto", "user": "me", "nothing": None}
     async with served(engine, agent) as client:
-        warnings, header = await warned(client, api.path, body)
-        many, _ = await warned(
+        warnings = await warned(client, api.path, body)
+        many = await warned(
             client, api.path, api.request(stream) | {f"{at} of many": at for at in range(99)} | {"nothing": None}
         )
     assert [(one["code"], one["param"]) for one in warnings] == [
         ("unknown_field", "strem"),
         ("unknown_field", "x" * 64),
     ]
-    assert header == [one["message"] for one in warnings]
-    assert header[0] == 'strem: there is no such field here, so it changes nothing; did you mean "stream"?'
+    assert warnings[0]["message"] == 'strem: there is no such field here, so it changes nothing; did you mean "stream"?'
     assert len(many) == 8
 
 
@@ -243,10 +226,10 @@ LATE = [TURN, {"role": "system", "content": "Be kind"}, {"role": "user", "conten
 async def test_system_messages_in_the_middle_are_rendered_as_the_template_can(agent, strict_template, engine, name):
     api = APIS[name]
     async with served(engine, agent) as client:
-        assert await warned(client, api.path, api.request(False, messages=LATE)) == ([], [])
+        assert await warned(client, api.path, api.request(False, messages=LATE)) == []
     async with served(engine, strict_template) as client:
-        (warning,), header = await warned(client, api.path, api.request(False, messages=LATE))
-    assert (warning["code"], warning["param"], len(header)) == ("system_moved", "messages[1]", 1)
+        (warning,) = await warned(client, api.path, api.request(False, messages=LATE))
+    assert (warning["code"], warning["param"]) == ("system_moved", "messages[1]")
     free, strict = (agent.decode(request.prompt, False) for request in engine.requests)
     assert "<|user|>Tell<|end|><|system|>Be kind<|end|><|user|>Now<|end|>" in free
     assert "<|user|>Tell\n\nBe kind\n\nNow<|end|><|assistant|>" in strict
@@ -259,21 +242,13 @@ async def test_a_template_that_refuses_more_than_that_says_so(engine):
         assert (response.status, "never!" in await response.text()) == (400, True)
 
 
-# -- the header and the log ----------------------------------------------------------------------------------------
+# -- the log -------------------------------------------------------------------------------------------------------
 
 
-def test_a_header_is_one_line_of_ascii_however_much_there_is_to_say():
-    few = tools_left_out([("tools[0]", "näive\r\nX-Evil: 1\u2028")])
-    value = headers(few)[HEADER]
-    assert value.isascii() and value.isprintable()
-    assert json.loads(value) == [few[0].message]
+def test_few_tools_that_are_left_out_are_named_and_the_others_counted():
     many = tools_left_out([(f"tools[{index}]", "x" * 5000) for index in range(1000)])
     assert len(many) == 17 and "984 more" in many[-1].message
     assert all(len(one.message) < 250 for one in many)
-    shortened = json.loads(headers(many * 9)[HEADER])
-    assert len(headers(many * 9)[HEADER]) <= LONGEST_HEADER
-    assert shortened[0] == many[0].message and "more; the answer has all of them" in shortened[-1]
-    assert headers(()) == {}
 
 
 def test_the_log_says_the_same_once_a_minute(caplog):

@@ -198,7 +198,7 @@ def test_config_show_names_origins_and_its_output_is_a_config_file(
     monkeypatch.setenv("FORESAY_MAX_SEQS", "2")
     assert main(["config", "show", "--origin", "--config", str(file)]) == 0
     shown = capsys.readouterr().out
-    assert f'draft = "ngram"  # {file}:2' in shown
+    assert f'draft = "ngram"  # {file} [engine]' in shown
     assert "max_seqs = 2  # FORESAY_MAX_SEQS" in shown
     assert "port = 8000  # default" in shown
     monkeypatch.delenv("FORESAY_MAX_SEQS")

@@ -142,13 +142,12 @@ VISIBLE: dict[str, Any] = {
     "grammar": 'root ::= "a"', "json_schema": {"const": "a"}, "suffix": "fox",
     "samplers": ["top_k"], "cache_prompt": False, "return_progress": True, "timings_per_token": True, "store": True,
     "keep_alive": "soon",  # what it does shows in tests/models/test_idle.py
-    "tool_choice": "none", "stream_options": {"include_usage": True}, "stream_interval": 5, "top_logprobs": 2,
+    "tool_choice": "none", "stream_options": {"include_usage": True}, "top_logprobs": 2,
     "include_stop_str_in_output": True, "return_tokens_as_token_ids": True, "continue_final_message": True,
 }  # fmt: skip
 BESIDES: dict[str, dict[str, Any]] = {
     "tool_choice": {"tools": [FUNCTION]},
     "stream_options": {"stream": True},
-    "stream_interval": {"stream": True},
     "return_progress": {"stream": True},
     "top_logprobs": {"logprobs": True},
     "include_stop_str_in_output": {"stop": "fox"},

@@ -44,8 +44,8 @@ def test_flag_beats_variable_beats_file_beats_default(toml) -> None:
     assert (loaded.config.draft, loaded.config.max_seqs) == ("ngram", 3)
     assert (loaded.config.draft_tokens, loaded.config.port, loaded.config.page_size) == (5, 3, 16)
     assert loaded.origins == {
-        "draft": f"{file}:2",
-        "max_seqs": f"{file}:4",
+        "draft": f"{file} [engine]",
+        "max_seqs": f"{file} [engine]",
         "draft_tokens": "FORESAY_DRAFT_TOKENS",
         "port": "--port",
     }
@@ -123,17 +123,19 @@ def test_numbers_with_an_open_end_say_so() -> None:
 
 def test_a_wrong_type_in_the_file_is_not_converted(toml) -> None:
     file = toml('[engine]\ndraft = "none"\nmax_seqs = 2.5\n')
-    assert refused(EngineConfig, {}, {}, file) == (f"{file}:3: max_seqs must be a whole number from 1 to 256, got 2.5")
+    assert refused(EngineConfig, {}, {}, file) == (
+        f"{file} [engine]: max_seqs must be a whole number from 1 to 256, got 2.5"
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[engine]\n\ndraft_token = 3\n", ':3: unknown key "draft_token" in [engine]; did you mean "draft_tokens"?'),
-        ("[engine]\nport = 3\n", ':2: "port" belongs in the section [server], not in [engine]'),
-        ("port = 3\n", ':1: "port" belongs in the section [server]'),
-        ("[enigne]\nmax_seqs = 3\n", ':1: unknown section "enigne"; did you mean "engine"?'),
-        ("[engine]\nxyzzy = 3\n", ':2: unknown key "xyzzy" in [engine]'),
+        ("[engine]\n\ndraft_token = 3\n", ': unknown key "draft_token" in [engine]; did you mean "draft_tokens"?'),
+        ("[engine]\nport = 3\n", ': "port" belongs in the section [server], not in [engine]'),
+        ("port = 3\n", ': "port" belongs in the section [server]'),
+        ("[enigne]\nmax_seqs = 3\n", ': unknown section "enigne"; did you mean "engine"?'),
+        ("[engine]\nxyzzy = 3\n", ': unknown key "xyzzy" in [engine]'),
         ("[engine\n", " is not valid TOML"),
     ],
 )

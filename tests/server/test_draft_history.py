@@ -19,7 +19,7 @@ from foresay.server.engine import history as draft_history
 from foresay.server.engine.history import MAGIC, HistoryWriter, read, write
 from foresay.server.host.local import Engine
 from foresay.server.settings.config import EngineConfig
-from foresay.server.settings.fitting import check
+from foresay.server.settings.load import check
 from foresay.spec.errors import ConfigurationError
 from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams

@@ -82,7 +82,7 @@ async def test_options_that_ask_for_nothing_change_nothing(tokenizer, path):
     engine = ScriptedEngine([END])
     nothing: dict[str, Any] = {
         "n": 1, "best_of": 1, "logit_bias": {}, "bad_words": [], "presence_penalty": 0, "frequency_penalty": 0.0,
-        "repetition_penalty": 1, "stream_interval": 1, "spaces_between_special_tokens": False, "priority": 0,
+        "repetition_penalty": 1, "spaces_between_special_tokens": False, "priority": 0,
         "return_tokens_as_token_ids": False, "user": "me", "store": True, "metadata": {"a": "b"},
     }  # fmt: skip
     async with served(engine, tokenizer) as client:

@@ -61,11 +61,10 @@ def plain(tokens: Sequence[int], stops: Sequence[str], most: int, tokenizer: Tok
     seed=some.integers(1, 1000),
     top=some.integers(0, 3),
     path=some.sampled_from(["completions", "chat/completions"]),
-    interval=some.sampled_from([1, 1, 3, 8]),
     ids=some.booleans(),
 )
 async def test_text_tokens_logprobs_and_usage_are_cut_at_one_point(
-    runs: list[int], stops: list[str], most: int, count: int, seed: int, top: int, path: str, interval: int, ids: bool
+    runs: list[int], stops: list[str], most: int, count: int, seed: int, top: int, path: str, ids: bool
 ) -> None:
     script = [*TOKENIZER.encode(STORY), END]
     fields = {"max_tokens": most, "n": count, "seed": seed, "stop": stops, "return_token_ids": ids}
@@ -75,7 +74,7 @@ async def test_text_tokens_logprobs_and_usage_are_cut_at_one_point(
         ask = fields | {"messages": [{"role": "user", "content": "Tell"}], "logprobs": True, "top_logprobs": top}
     async with served(Random(script, runs), TOKENIZER) as client:
         whole = await (await client.post(f"/v1/{path}", json=ask)).json()
-        streaming = {"stream": True, "stream_interval": interval, "stream_options": {"include_usage": True}}
+        streaming = {"stream": True, "stream_options": {"include_usage": True}}
         events = (await (await client.post(f"/v1/{path}", json=ask | streaming)).text()).split("\n\n")[:-2]
     chunks = [json.loads(event.removeprefix("data: ")) for event in events]
     completed = 0

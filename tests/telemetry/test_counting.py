@@ -30,7 +30,6 @@ asked = some.fixed_dictionaries(
         "n": some.integers(1, 3),
         "stream": some.booleans(),
         "chat": some.booleans(),
-        "stream_interval": some.sampled_from([1, 4]),
     }
 )
 

@@ -55,7 +55,6 @@ class Hub(BaseHTTPRequestHandler):
     REFUSALS: ClassVar = {
         "owner/gated": (403, "GatedRepo"),
         "owner/absent": (404, "RepoNotFound"),
-        "owner/other-revision": (404, "RevisionNotFound"),
         "owner/broken": (400, "Broken"),
     }
 

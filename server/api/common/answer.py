@@ -97,7 +97,7 @@ class Answer(ABC):
     """An answer in progress: identity, usage and metrics are OpenAI's unless an API has its own.
 
     body: the request, in OpenAI's form. listed: how many of the likeliest tokens to report with each token; None: no
-    logprobs at all. stream_interval: fewest tokens of a chunk, except for the first and last one.
+    logprobs at all.
     """
 
     prefix = ""
@@ -110,7 +110,6 @@ class Answer(ABC):
         self.choices = choices
         self.body = body
         self.listed = choices[0].request.params.logprobs
-        self.stream_interval = body.stream_interval or 1
         self.created = int(time.time())
         self._token_decoder = TokenDecoder(choices[0].tokenizer, bool(body.return_tokens_as_token_ids))
         positions = {choice.request.id: index for index, choice in enumerate(choices)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -81,14 +81,11 @@ class EventStream:
         self.over = False
 
     @classmethod
-    def of(cls, request: web.Request, framing: Framing, more: Mapping[str, str] | None = None) -> EventStream:
-        """The stream of the request, which may have started while it waited for its model. more: further headers,
-        ignored if the headers have been sent."""
+    def of(cls, request: web.Request, framing: Framing) -> EventStream:
+        """The stream of the request, which may have started while it waited for its model."""
         begun = request[BEGUN]
         if begun.stream is None:
             begun.stream = cls(request, framing)
-        if not begun.stream.started:
-            begun.stream._response.headers.update(more or {})
         return begun.stream
 
     @property

@@ -25,7 +25,6 @@ from foresay.server.host.service import Service
 from foresay.server.schemas.errors import ApiError
 from foresay.server.schemas.shared import ErrorBody, PromptProgress
 from foresay.server.text.choice import Piece, merged
-from foresay.server.text.warned import headers
 from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import Delta
 
@@ -46,7 +45,7 @@ T = TypeVar("T")
 async def stream(request: web.Request, answer: Answer, generation: Generation, ping: float) -> web.StreamResponse:
     """Write one event batch per engine step; a comment every ``ping`` seconds while idle, and how far the prompt is
     read."""
-    events = EventStream.of(request, answer.framing, headers(answer.warnings))
+    events = EventStream.of(request, answer.framing)
 
     def patience() -> float:
         if not events.started:
@@ -75,47 +74,15 @@ async def _reported(error: Exception, events: EventStream, broken: Broken) -> we
     return await events.end()
 
 
-class Paced:
-    """Holds pieces back until there are ``interval`` tokens to send. The first piece of a choice is sent at once."""
-
-    def __init__(self, interval: int) -> None:
-        self._interval = interval
-        self._begun: set[int] = set()
-        self._held: dict[int, Piece] = {}
-
-    def take(self, index: int, piece: Piece) -> Piece | None:
-        """The piece of a choice that is due now; None if it is to wait."""
-        if index in self._held:
-            piece = merged([self._held.pop(index), piece])
-        ended = piece.finish_reason is not None
-        if ended or index not in self._begun or len(piece.token_ids) >= self._interval:
-            self._begun.add(index)
-            return piece
-        self._held[index] = piece
-        return None
-
-    def rest(self) -> list[tuple[int, Piece]]:
-        """What is still held back."""
-        held, self._held = self._held, {}
-        return sorted(held.items(), key=lambda item: item[0])
-
-
 async def batches(
     answer: Answer, generation: Generation, timeout: Callable[[], float | None]
 ) -> AsyncIterator[tuple[list[msgspec.Struct], bytes]]:
     """The chunks of an answer, one batch per engine step, and the bytes that an event stream has after them. A batch
-    may be empty if nothing arrived for ``timeout()`` seconds. An error of the generation is raised after what was held
-    back.
-    """
-    paced, unopened = Paced(answer.stream_interval), set(range(len(answer.choices)))
+    may be empty if nothing arrived for ``timeout()`` seconds."""
+    unopened = set(range(len(answer.choices)))
     reports = bool(answer.body.return_progress)
     while not finished(answer):
-        try:
-            batch = list(pieces_of(answer, generation, await generation.next(timeout())))
-        except (ApiError, InvalidRequest):
-            if left := [chunk for index, piece in paced.rest() for chunk in answer.chunks(index, piece)]:
-                yield left, b""
-            raise
+        batch = list(pieces_of(answer, generation, await generation.next(timeout())))
         due = sorted(unopened & {index for index, _ in batch} if batch else unopened)
         unopened.difference_update(due)
         chunks = [chunk for index in due for chunk in answer.opening(index)]
@@ -124,9 +91,7 @@ async def batches(
             chunks += answer.progress(progress)
         reports = reports and not generation.begun
         for index, piece in batch:
-            ready = paced.take(index, piece)
-            if ready is not None:
-                chunks += await _unhurried([ready], answer.chunks, index, ready)
+            chunks += await _unhurried([piece], answer.chunks, index, piece)
         if finished(answer):
             yield [*chunks, *answer.closing()], answer.framing.done
         elif chunks or not batch:

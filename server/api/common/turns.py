@@ -23,7 +23,6 @@ from foresay.server.api.common import validation
 from foresay.server.api.common.answer import Answer
 from foresay.server.api.common.route import json_response
 from foresay.server.api.common.streaming import collect, stream
-from foresay.server.catalog.formats import EFFORTS, GEMMA4
 from foresay.server.gateway.caller import CONTEXT
 from foresay.server.host.service import AnswerOrigin, Service
 from foresay.server.schemas import bounds
@@ -45,9 +44,8 @@ from foresay.server.text.options import (
 from foresay.server.text.options import choices as choices_of
 from foresay.server.text.parsers.chat_format import ChatFormat
 from foresay.server.text.parts import OutputParser, PlainText
-from foresay.server.text.prompt import RenderedPrompt, Room
-from foresay.server.text.prompt_changes import LONG, difference, left_out
-from foresay.server.text.warned import Warned, headers, warning
+from foresay.server.text.prompt import RenderedPrompt, Room, left_out
+from foresay.server.text.warned import Warned, warning
 from foresay.spec.errors import ContextLengthExceeded, InvalidRequest
 from foresay.spec.names import NONE, canonical
 from foresay.spec.request import EngineInfo, Grammar, Request
@@ -123,27 +121,6 @@ def speculation_params(speculation: Speculation | None, info: EngineInfo) -> dic
 _SHOWN = 80
 
 
-class Prepared(msgspec.Struct, frozen=True, kw_only=True):
-    """What the choices of a request are made from.
-
-    field: the request's field with the prompts. follows: whether the answer's text continues the prompt's. parser:
-    makes the parser of a choice, given its request's id. grammar: what all choices must match. predicted: tokens that
-    they will probably have. warnings: about the prompt. strict: as in :func:`chat_choices`. words: the first words to
-    show, if not those of the prompt's tokens. differs: where the prompt differs from an earlier one.
-    """
-
-    prompts: Sequence[list[int]]
-    field: str
-    follows: bool
-    parser: Callable[[str], OutputParser] = lambda request_id: PlainText()
-    grammar: Grammar | None = None
-    predicted: list[int] | None = None
-    warnings: tuple[Warned, ...] = ()
-    strict: bool = False
-    words: str = ""
-    differs: str = ""
-
-
 async def completion_choices(
     service: Service, body: CompletionRequest, given: Sequence[str | list[int]]
 ) -> list[Choice]:
@@ -152,43 +129,37 @@ async def completion_choices(
     room = room_for(service, body, "prompt")
     prompts = [await service.encode(one, special, room=room) if isinstance(one, str) else one for one in given]
     predicted = await prediction_of(service, body, len(prompts))
-    prepared = Prepared(prompts=prompts, field="prompt", follows=True, grammar=await wanted(body), predicted=predicted)
-    return _choices(service, body, prepared)
+    return _choices(service, body, prompts, "prompt", follows=True, grammar=await wanted(body), predicted=predicted)
 
 
 async def chat_choices(
     service: Service, body: ChatRequest, spoken: Sequence[int] = (), strict: bool = False
 ) -> list[Choice]:
     """The choices for a conversation. spoken: the token ids of its beginning, if known. strict: refuse more output than
-    there is room for, whatever the settings say.
+    there is room for.
     """
     continues = bool(body.continue_final_message)
     chat = await rendered(service, body)
     room = room_for(service, body, "messages")
     prompt = await service.encode(chat.prompt, bool(body.add_special_tokens), spoken, room)
-    differs = await _compared(service, body, chat, prompt)
-    words = conversation.last_words(body)
     text, offer, chat_format = chat.prompt.text, chat.offer, service.opened()[0].chat_format
     opened = chat_format.opened_by(text, continues)
-
     beginning = Beginning(text, opened, continues)
     grammar = await chat_grammar(body, offer, chat_format, service.opened()[0].tokenizer, beginning)
-    predicted = await prediction_of(service, body)
-    prepared = Prepared(
-        prompts=[prompt],
-        field="messages",
+    free = grammar is None and not continues
+    return _choices(
+        service,
+        body,
+        [prompt],
+        "messages",
         follows=continues,
-        parser=partial(
-            chat_format.parser, offer=offer, opened=opened, prompt=text, free=grammar is None and not continues
-        ),
         grammar=grammar,
-        predicted=predicted,
+        predicted=await prediction_of(service, body),
+        parser=partial(chat_format.parser, offer=offer, opened=opened, prompt=text, free=free),
         warnings=chat.warnings,
         strict=strict,
-        words=words,
-        differs=differs,
+        words=conversation.last_words(body),
     )
-    return _choices(service, body, prepared)
 
 
 async def chat_prompt(service: Service, body: ChatRequest) -> list[int]:
@@ -202,27 +173,32 @@ def room_for(service: Service, body: GenerationRequest, field: str) -> Room | No
     return None if body.truncate_prompt_tokens is not None else Room(field, service.opened()[1].max_model_len)
 
 
-async def _compared(service: Service, body: ChatRequest, chat: ModelConversation, prompt: list[int]) -> str:
-    """Where a long prompt differs from an earlier one of the same client; empty if it does not."""
-    if len(prompt) < LONG:
-        return ""
-    owner, tokenizer = f"{service.fingerprint} {_salt(body)}", service.opened()[0].tokenizer
+async def infilled(
+    service: Service, before: Sequence[str | list[int]], after: str, field: str, special: bool
+) -> list[list[int]]:
+    """For each text or list of tokens in ``before`` the prompt to fill in what is between it and ``after``: the
+    tokenizer's own beginning (if ``special``), then both texts, in which a control token's name is text.
 
-    def compared() -> str:
-        at = service.last_prompts.compare(prompt, owner)
-        given = (tokenizer, chat.prompt.text, chat.messages, chat.offer)
-        return "" if at is None else difference(prompt, at, *given)
-
-    return await asyncio.to_thread(compared)
+    field: of the request, which errors name.
+    """
+    tokenizer, room = service.opened()[0].tokenizer, Room(field, service.opened()[1].max_model_len)
+    if tokenizer.infilling is None:
+        raise InvalidRequest(field, ": this model has no tokens for infilling")
+    prefix, hole, end = tokenizer.infilling
+    begun = await service.encode("", special)
+    behind = [hole, *await service.encode(tokenizer.as_text(after), False, room=room), end]
+    texts = [
+        await service.encode(tokenizer.as_text(one), False, room=room) if isinstance(one, str) else one
+        for one in before
+    ]
+    return [[*begun, prefix, *text, *behind] for text in texts]
 
 
 class ModelConversation(NamedTuple):
-    """A conversation as the model reads it. offer: the tools it may call. messages: what the prompt was made from.
-    warnings: about what was changed."""
+    """A conversation as the model reads it. offer: the tools it may call. warnings: about what was changed."""
 
     prompt: RenderedPrompt
     offer: conversation.Offer
-    messages: list[dict[str, Any]]
     warnings: tuple[Warned, ...]
 
 
@@ -248,7 +224,7 @@ def _rendered(service: Service, body: ChatRequest) -> ModelConversation:
         return text.tokenizer.render(messages, opens and not continues, continues, given, offered)
 
     try:
-        return ModelConversation(render(messages), offer, messages, noted)
+        return ModelConversation(render(messages), offer, noted)
     except InvalidRequest:
         folded, moved = conversation.folded(messages)
         if not moved:
@@ -256,7 +232,7 @@ def _rendered(service: Service, body: ChatRequest) -> ModelConversation:
         with suppress(InvalidRequest):
             prompt = render(folded)
             warnings = (warning("system_moved", ("messages", index)) for index in moved)
-            return ModelConversation(prompt, offer, folded, (*noted, *warnings))
+            return ModelConversation(prompt, offer, (*noted, *warnings))
         raise
 
 
@@ -266,7 +242,7 @@ def _variables(body: ChatRequest, chat_format: ChatFormat) -> tuple[dict[str, An
     effort = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
     given = effort | (body.chat_template_kwargs or {})
     wanted = given.get("reasoning_effort")
-    if not chat_format.channels or wanted in (None, *EFFORTS):
+    if not chat_format.form.efforts or wanted in (None, *chat_format.form.efforts):
         return given, ()
     del given["reasoning_effort"]
     return given, (warning("hint_left_out", "reasoning_effort", value=str(wanted)),)
@@ -278,13 +254,9 @@ def _template_messages(
     """The conversation in the form of the model's template; and what differs from the request."""
     text, noted = service.opened()[0], tuple[Warned, ...]()
     messages = conversation.messages(body)
-    if text.chat_format.channels:
-        messages, moved = conversation.folded(messages)
-        messages = conversation.in_channels(messages)
+    if shape := text.chat_format.form.conversation:
+        messages, moved = conversation.SHAPES[shape](messages, text.chat_format.words)
         noted += tuple(warning("system_moved", ("messages", index)) for index in moved)
-    if text.chat_format.calls == GEMMA4:
-        embedded = "tool_responses" in text.chat_format.words and "tool_call_id" not in text.chat_format.words
-        messages = conversation.in_turns(messages, embedded)
     if text.chat_format.generic:
         messages = conversation.spelled_out(messages, offer.rendered())
         noted += (warning("generic_tools", "tools"),) if offer.listed else ()
@@ -294,34 +266,52 @@ def _template_messages(
     return messages, noted
 
 
-def _choices(service: Service, body: GenerationRequest, prepared: Prepared) -> list[Choice]:
-    """``n`` choices per prompt, checked."""
+def _choices(
+    service: Service,
+    body: GenerationRequest,
+    prompts: Sequence[list[int]],
+    field: str,
+    *,
+    follows: bool,
+    grammar: Grammar | None,
+    predicted: list[int] | None,
+    parser: Callable[[str], OutputParser] = lambda request_id: PlainText(),
+    warnings: tuple[Warned, ...] = (),
+    strict: bool = False,
+    words: str = "",
+) -> list[Choice]:
+    """``n`` choices per prompt, checked.
+
+    field: the request's field with the prompts. follows: whether the answer's text continues the prompt's. grammar:
+    what all choices must match. predicted: tokens that they will probably have. parser: makes the parser of a choice,
+    given its request's id. warnings: about the prompt. strict: as in :func:`chat_choices`. words: the first words to
+    show, if not those of the prompt's tokens.
+    """
     text, info = service.opened()
     params, options = _params(service, body), _text_options(body)
     drafted = speculation_params(body.speculation, info)
     count = choices_of(body)
-    check_choices(len(prepared.prompts), count)
-    check_echoed(body, prepared.prompts, count)
+    check_choices(len(prompts), count)
+    check_echoed(body, prompts, count)
     unique, salt, ignored = uuid.uuid4().hex, _salt(body), validation.not_followed(body)
     choices = []
-    for index, given in enumerate(prepared.prompts):
-        prompt, own, shortened = _fitted(service, body, prepared, params, given)
+    for index, given in enumerate(prompts):
+        prompt, own, shortened = _fitted(service, body, field, strict, params, given)
         request = Request(
             id=f"{unique}-{index}",
             prompt=prompt,
             params=own,
             salt=salt,
-            grammar=prepared.grammar,
-            prediction=prepared.predicted,
+            grammar=grammar,
+            prediction=predicted,
             private=getattr(body, "store", None) is False,
             **drafted,
         )
-        context = prompt if prepared.follows else ()
-        noted = (*prepared.warnings, *shortened, *ignored)
-        shown = prepared.words or conversation.first_words(text.tokenizer.decode(prompt[:_SHOWN]))
+        context = prompt if follows else ()
+        noted = (*warnings, *shortened, *ignored)
+        shown = words or conversation.first_words(text.tokenizer.decode(prompt[:_SHOWN]))
         for one in forked(request, count):
-            parser = prepared.parser(one.id)
-            about = context, parser, noted, shown, prepared.differs
+            about = context, parser(one.id), noted, shown
             choices.append(Choice(one, text.tokenizer, options, info.eos_token_ids, *about))
     return choices
 
@@ -340,7 +330,7 @@ def _params(service: Service, body: GenerationRequest) -> SamplingParams:
         bans = (*params.bad_words, *((token,) for token in never))
         params = msgspec.structs.replace(params, logit_bias=biases, bad_words=bans)
         params.validate(info.vocab_size)
-    return validation.capped(body, params, service.config.max_output_tokens, service.config.strict_limits)
+    return validation.capped(body, params, service.config.max_output_tokens)
 
 
 def _text_options(body: GenerationRequest) -> ChoiceOptions:
@@ -354,15 +344,14 @@ def _text_options(body: GenerationRequest) -> ChoiceOptions:
 
 
 def _fitted(
-    service: Service, body: GenerationRequest, prepared: Prepared, params: SamplingParams, given: list[int]
+    service: Service, body: GenerationRequest, field: str, strict: bool, params: SamplingParams, given: list[int]
 ) -> tuple[list[int], SamplingParams, tuple[Warned, ...]]:
     """A prompt and its parameters, fitted to the context, and warnings about that."""
     info = service.opened()[1]
     prompt = truncated(body, given, info.max_model_len - (params.max_tokens or 1))
     left = info.max_model_len - len(prompt)
-    strict, allowed = prepared.strict or service.config.strict_limits, service.config.max_output_tokens
-    own, shortened = validation.clamped(body, params, left, allowed, strict)
-    validation.check_prompt(prompt, prepared.field, own, info.vocab_size, info.max_model_len)
+    own, shortened = validation.clamped(body, params, left, service.config.max_output_tokens, strict)
+    validation.check_prompt(prompt, field, own, info.vocab_size, info.max_model_len)
     return prompt, own, shortened
 
 
@@ -387,4 +376,4 @@ async def answered(
         if body.stream:
             return await stream(http, answer, generation, service.ping_seconds)
         whole = await collect(answer, generation)
-    return json_response(whole, headers=headers(answer.warnings))
+    return json_response(whole)

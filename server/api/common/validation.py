@@ -7,8 +7,7 @@ is harmless. An empty field name means the body as a whole.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar, cast
 
@@ -29,7 +28,7 @@ from foresay.server.text.prompt import Room
 from foresay.server.text.tokenizer import SamplingDefaults
 from foresay.server.text.warned import Warned, warning
 from foresay.spec.errors import InvalidRequest, Path, inside, path_of
-from foresay.spec.sampling import SEED_RANGE, SamplingParams
+from foresay.spec.sampling import SEED_RANGE, SamplingParams, check_tokens
 
 COMPLETION_MAX_TOKENS = 16
 MOST_PROMPTS = 128
@@ -53,7 +52,7 @@ def decoded(body: bytes, kind: type[S]) -> S:
     try:
         request: S = _decoder(kind).decode(body)
     except msgspec.ValidationError as error:
-        raise named(error, kind, lambda: msgspec.json.decode(body)) from None
+        raise named(error) from None
     except UnicodeDecodeError:  # its position is that in a string, not in the body
         raise InvalidRequest((), "The body is not valid JSON: it is not in UTF-8") from None
     except msgspec.DecodeError as error:
@@ -86,7 +85,7 @@ def converted(fields: dict[str, Any], kind: type[S]) -> S:
     try:
         request = msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
-        raise named(error, kind, lambda: fields) from None
+        raise named(error) from None
     return checked(request)
 
 
@@ -109,12 +108,9 @@ def _check(request: GenerationRequest) -> None:
         raise InvalidRequest("stream_options", " is only allowed with stream: true")
 
 
-def named(error: msgspec.ValidationError, kind: type[msgspec.Struct], given: Callable[[], Any]) -> InvalidRequest:
-    """msgspec's error as one that names the field. given: returns the whole request, as plain objects."""
+def named(error: msgspec.ValidationError) -> InvalidRequest:
+    """msgspec's error as one that names the field."""
     message, path = complaint(error)
-    with suppress(msgspec.DecodeError, UnicodeDecodeError):  # the rest of an invalid body may be unreadable
-        if (beyond := bounds.out_of_range(path, kind, given())) is not None:
-            return beyond
     missing = re.fullmatch(r"Object missing required field `(\w+)`", message)
     if missing:
         return InvalidRequest((*path, missing[1]), " is required")
@@ -218,19 +214,17 @@ def check_prompt(tokens: list[int], field: str, params: SamplingParams, vocab_si
     if not tokens:
         raise InvalidRequest(field, " must not be empty")
     Room(field, longest).check(len(tokens), params.max_tokens or 1)
-    check_tokens(tokens, field, vocab_size)
+    check_tokens(field, tokens, vocab_size)
     room = longest - len(tokens)
     if params.min_tokens > room:
         raise InvalidRequest("min_tokens", f" must be at most {room}, the room left after the prompt")
 
 
-def capped(request: GenerationRequest, params: SamplingParams, most: int | None, strict: bool) -> SamplingParams:
+def capped(request: GenerationRequest, params: SamplingParams, most: int | None) -> SamplingParams:
     """``params`` with at most ``most`` output tokens, if the request sets any number of them. Raises if it wants more
-    at least, or strict and at most."""
-    for field in ("min_tokens", *(_LIMITING if strict else ())):
-        given = getattr(request, field, None)
-        if most is not None and given is not None and given > most:
-            raise InvalidRequest(field, f" must be at most {most} on this server, got {given}")
+    at least."""
+    if most is not None and (request.min_tokens or 0) > most:
+        raise InvalidRequest("min_tokens", f" must be at most {most} on this server, got {request.min_tokens}")
     if most is None or params.max_tokens is None:
         return params
     return replace(params, max_tokens=min(most, params.max_tokens))
@@ -255,12 +249,6 @@ def clamped(
     clamps = wanted is not None and wanted > most
     warnings = (warning("max_tokens_clamped", given, requested=wanted, room=most, why=why),) if clamps else ()
     return replace(params, max_tokens=most), warnings
-
-
-def check_tokens(tokens: list[int], field: str, vocab_size: int) -> None:
-    """Raise unless all are in the model's vocabulary."""
-    if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
-        raise InvalidRequest(field, f" holds a token id outside 0 .. {vocab_size - 1}")
 
 
 def _most_tokens(request: GenerationRequest) -> tuple[str, int | None]:

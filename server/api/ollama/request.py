@@ -119,7 +119,7 @@ def _thinking(think: bool | str | None, chat_format: ChatFormat) -> Json:
         if think not in EFFORTS:
             raise InvalidRequest("think", f" must be true, false, low, medium or high, got {think!r}")
         return thinking(chat_format, True, "think") | {"reasoning_effort": think}
-    if think is False and chat_format.channels:  # Ollama ignores it for gpt-oss; the template warns of the effort
+    if think is False and chat_format.form.efforts:  # Ollama ignores it for gpt-oss; the template warns of the effort
         return {"reasoning_effort": "false"}
     return {} if think is None else thinking(chat_format, think, "think")
 

@@ -11,18 +11,30 @@ import msgspec
 from aiohttp import web
 from msgspec import UnsetType
 
-from foresay.server.api.common import statistics
+from foresay.server.api.common import statistics, validation
 from foresay.server.api.common.answer import Answer, known
-from foresay.server.api.common.infill import completion_prompts
 from foresay.server.api.common.route import EVENTS, Route, Stream
 from foresay.server.api.common.streaming import leasing
-from foresay.server.api.common.turns import answered, completion_choices
+from foresay.server.api.common.turns import answered, completion_choices, infilled
 from foresay.server.host.service import AnswerOrigin, Service, Text
 from foresay.server.schemas.chat import CompletionChoice, CompletionRequest, TextCompletion
 from foresay.server.schemas.shared import ErrorBody, GenerationRequest, PromptProgress, Usage
 from foresay.server.schemas.tokens import CompletionLogprobs
 from foresay.server.text.choice import Choice, Piece
 from foresay.server.text.tokenizer import Tokenizer
+from foresay.spec.errors import InvalidRequest
+
+
+async def completion_prompts(service: Service, body: CompletionRequest) -> Sequence[str | list[int]]:
+    """The prompts of a completion; with a ``suffix``, as token ids."""
+    given = validation.prompts(body)
+    if not body.suffix:
+        return given
+    for field in ("echo", "truncate_prompt_tokens"):
+        if getattr(body, field):
+            raise InvalidRequest(field, " and suffix cannot be combined")
+    return await infilled(service, given, body.suffix, "suffix", body.add_special_tokens is not False)
+
 
 # -- echo: the prompt before the answer ------------------------------------------------------------
 

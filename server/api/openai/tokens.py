@@ -9,15 +9,16 @@ import msgspec
 from aiohttp import web
 
 from foresay.server.api.common import validation
-from foresay.server.api.common.infill import completion_prompts
 from foresay.server.api.common.route import Route, json_response, json_slices
 from foresay.server.api.common.turns import chat_prompt, rendered, room_for
+from foresay.server.api.openai.completions import completion_prompts
 from foresay.server.host.models.models import MODELS
 from foresay.server.host.service import Service
 from foresay.server.schemas.bounds import check_count, shown
 from foresay.server.schemas.chat import ChatRequest, CompletionRequest, Message, Tool
 from foresay.server.schemas.shared import not_done
 from foresay.spec.errors import InvalidRequest
+from foresay.spec.sampling import check_tokens
 
 # -- schemas ------------------------------------------------------------------------------------------------------
 
@@ -128,7 +129,7 @@ async def detokenize(http: web.Request, body: DetokenizeRequest) -> web.Response
 async def _decoded(service: Service, tokens: list[int], field: str) -> str:
     text, info = service.opened()
     check_count(tokens, info.max_model_len, field)
-    validation.check_tokens(tokens, field, info.vocab_size)
+    check_tokens(field, tokens, info.vocab_size)
     return await asyncio.to_thread(text.tokenizer.decode, tokens, False)
 
 

@@ -55,6 +55,7 @@ def chat_request(
     body: schemas.ResponseRequest,
     before: Sequence[schemas.InputItem],
     given: Sequence[schemas.InputItem],
+    toolbox: Toolbox,
     generates: bool = True,
     words: Collection[str] = (),
 ) -> ChatRequest:
@@ -64,7 +65,6 @@ def chat_request(
     the chat template; see :func:`hints_left_out`.
     """
     check(body)
-    toolbox = Toolbox.of(body.tools, given, before)
     hints = {word: value for word, _, value in _hints(body) if word in words}
     messages = messages_of(body.instructions, before, given)
     if not messages:

@@ -2,10 +2,11 @@
 
 ::
 
-    client ──messages──> read ──> lanes ──> turns ──events──> send queue ──> pump ──frames──> client
+    client ──messages──> read ──> lanes ──> turns ──events──> client
                            └── response.cancel ──> turns            housekeeping: warm KV, idle limit
 
-Four tasks, and one for each busy lane; all end with the socket. Only the pump waits for the client to read.
+Three tasks, and one for each busy lane; all end with the socket. A turn waits while the client does not read; what the
+engine writes meanwhile is one longer delta then.
 """
 
 from __future__ import annotations
@@ -16,15 +17,17 @@ import logging
 import time
 import uuid
 from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
+from weakref import WeakValueDictionary
 
 import msgspec
 from aiohttp import WSCloseCode, WSMsgType, web
 
 from foresay.server.api.common.route import error_body
+from foresay.server.api.common.validation import named
 from foresay.server.api.responses.answer import Cancelled
-from foresay.server.api.responses.events import CancelResponse, Create, SocketError
-from foresay.server.api.responses.queues import PROTOCOL, LaneRequest, Lanes, SendQueue, decoded, lane_of
+from foresay.server.api.responses.events import CancelResponse, ClientEvent, Create, Envelope, SocketError
 from foresay.server.api.responses.store import Responses
 from foresay.server.api.responses.turn import ResponseTurn, prepared
 from foresay.server.gateway.caller import CONTEXT, serve
@@ -33,6 +36,123 @@ from foresay.server.host.service import Service
 from foresay.server.schemas.bounds import weigh
 from foresay.server.schemas.errors import ApiError, Busy, TooManyWaiting
 from foresay.spec.errors import InvalidRequest
+
+# -- lanes -------------------------------------------------------------------------------------------------------------
+# In which a client's messages wait: responses of one run one after the other, those of different ones in parallel.
+
+
+class LaneRequest:
+    """A client's request. lane: a lock held by the lane's running request. begun: it holds the lock; turn: the response
+    that it runs, once prepared."""
+
+    def __init__(self, create: Create, size: int, lane: asyncio.Lock) -> None:
+        self.create, self.size, self.lane = create, size, lane
+        self.begun = self.cancelled = False
+        self.turn: ResponseTurn | None = None
+        self.task: asyncio.Task[None] | None = None
+
+    def run(self, turn: ResponseTurn) -> ResponseTurn:
+        """Set the turn that it runs."""
+        self.turn = turn
+        if self.cancelled:
+            turn.cancel()
+        return turn
+
+    def cancel(self) -> None:
+        """End its turn, now or once prepared."""
+        self.cancelled = True
+        if self.turn is not None:
+            self.turn.cancel()
+
+
+class Lanes:
+    """All running or waiting messages of a socket, each with a task. answer: serves one. idle: called when all are
+    done."""
+
+    def __init__(self, answer: Callable[[LaneRequest], Awaitable[None]], idle: Callable[[], None]) -> None:
+        self._answer, self._idle = answer, idle
+        self._messages: list[LaneRequest] = []
+        self._lanes: WeakValueDictionary[str | None, asyncio.Lock] = WeakValueDictionary()
+
+    def __iter__(self) -> Iterator[LaneRequest]:
+        return iter(list(self._messages))
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything runs or waits."""
+        return bool(self._messages)
+
+    @property
+    def waiting(self) -> int:
+        """Number of messages that wait for their lane."""
+        return sum(not message.begun for message in self._messages)
+
+    def add(self, create: Create, size: int) -> None:
+        """Queue a message of ``size`` bytes in its lane."""
+        message = LaneRequest(create, size, self._lanes.setdefault(create.stream_id, asyncio.Lock()))
+        self._messages.append(message)
+        message.task = asyncio.create_task(self._run(message))
+
+    def drop(self, message: LaneRequest) -> None:
+        """Drop a waiting message."""
+        self._leave(message)
+        if message.task is not None:
+            message.task.cancel()
+
+    async def end(self) -> None:
+        """Stop everything and wait until it has stopped."""
+        messages = list(self)
+        for message in messages:
+            self.drop(message)
+        await asyncio.gather(*(message.task for message in messages if message.task), return_exceptions=True)
+
+    def _leave(self, message: LaneRequest) -> None:
+        if message in self._messages:
+            self._messages.remove(message)
+
+    async def _run(self, message: LaneRequest) -> None:
+        try:
+            async with message.lane:  # granted in order of arrival
+                message.begun = True
+                await self._answer(message)
+        finally:
+            self._leave(message)
+        if not self._messages:
+            self._idle()
+
+
+#: The sub-protocol, for browsers that must name one.
+PROTOCOL = "foresay.v1.json"
+LONGEST_STREAM_ID = 256
+
+_client_event: msgspec.json.Decoder[ClientEvent] = msgspec.json.Decoder(ClientEvent)
+_envelope = msgspec.json.Decoder(Envelope)
+
+
+def decoded(message: str) -> ClientEvent:
+    """A client's message, decoded after its size check. Raises :class:`InvalidRequest` naming the field."""
+    try:
+        event = _client_event.decode(message)
+    except msgspec.ValidationError as error:
+        wrong = named(error)
+        raise wrong if wrong.param else InvalidRequest("", f"The message must be an object: {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest("", f"The message cannot be read: {error}") from None
+    if len(getattr(event, "stream_id", None) or "") > LONGEST_STREAM_ID:
+        raise InvalidRequest("stream_id", f" must have at most {LONGEST_STREAM_ID} characters")
+    return event
+
+
+def lane_of(message: str) -> str | None:
+    """The lane of a message after its size check; None if it has none, or is too malformed."""
+    try:
+        lane = _envelope.decode(message).stream_id
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    return lane if isinstance(lane, str) and len(lane) <= LONGEST_STREAM_ID else None
+
+
+# -- the socket --------------------------------------------------------------------------------------------------------
 
 #: How long a response's first event waits for the engine: refusals until then are errors, not failed responses.
 FIRST_EVENT_SECONDS = 0.25
@@ -47,18 +167,17 @@ class ConnectionLimit(Busy):
 
 
 class Closing(msgspec.Struct, frozen=True):
-    """Why and how the server closes a connection. flush: after sending what waits."""
+    """Why the server closes a connection."""
 
     code: int
     reason: str
-    flush: bool = True
 
 
 DONE = Closing(WSCloseCode.OK, "idle")
 RESTART = Closing(WSCloseCode.SERVICE_RESTART, "the server is shutting down")
 TEXT_ONLY = Closing(WSCloseCode.UNSUPPORTED_DATA, "messages are JSON in text frames")
 FULL = Closing(WSCloseCode.TRY_AGAIN_LATER, "too many connections")
-SLOW = Closing(WSCloseCode.TRY_AGAIN_LATER, "the client reads too slowly", flush=False)
+SLOW = Closing(WSCloseCode.TRY_AGAIN_LATER, "the client reads too slowly")
 
 
 class Socket:
@@ -73,7 +192,6 @@ class Socket:
         self._closing: asyncio.Future[Closing] = asyncio.get_running_loop().create_future()
         self._draining = False
         self._used = time.monotonic()
-        self._writing: float | None = None  # since when the pump has waited for the client
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -89,14 +207,13 @@ class Socket:
             writer_limit=0,
         )
         await ws.prepare(self._http)
-        self._send_queue = SendQueue(limits.outbox_bytes)
-        tasks = [asyncio.create_task(one) for one in (self._read(), self._pump(), self._keep_house())]
         self._models.server.on_drain.add(self.drain)
-        if len(self._models.server.on_drain) > self._limits.most:
-            self._refuse(ConnectionLimit(f"{self._limits.most} WebSockets are open already"), None)
-            self.close(FULL)
+        tasks = [asyncio.create_task(one) for one in (self._read(), self._keep_house())]
         with self._models.server.connections.connected():
             try:
+                if len(self._models.server.on_drain) > limits.most:
+                    await self._refuse(ConnectionLimit(f"{limits.most} WebSockets are open already"), None)
+                    self.close(FULL)
                 ends: list[asyncio.Future[Any]] = [*tasks, self._closing]
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             finally:
@@ -108,15 +225,9 @@ class Socket:
         """Stop the tasks, drop the responses that only this socket can find, and close it unless the client has
         left."""
         closing = self._closing.result() if self._closing.done() else Closing(WSCloseCode.INTERNAL_ERROR, "")
-        reading, pumping, keeping = tasks
-        await _stopped(reading, keeping)
+        await _stopped(*tasks)
         await self._lanes.end()
         self._state.store.forget(self._tenant, self._id)
-        if self._closing.done() and closing.flush and not self._ws.closed:
-            flushing = asyncio.create_task(self._send_queue.flushed())
-            await asyncio.wait([flushing, pumping], timeout=self._limits.closing, return_when=asyncio.FIRST_COMPLETED)
-            await _stopped(flushing)
-        await _stopped(pumping)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._limits.closing):
                 await self._ws.close(code=closing.code, message=closing.reason.encode())
@@ -147,28 +258,13 @@ class Socket:
             message = await self._ws.receive()
             self._used = time.monotonic()
             if message.type is WSMsgType.TEXT:
-                self._take(message.data)
+                await self._take(message.data)
                 await asyncio.sleep(0)  # let other tasks run, however fast this client sends
             elif message.type is WSMsgType.BINARY:
                 self.close(TEXT_ONLY)
                 return
             else:
                 return  # closed by the client, or by aiohttp after a bad message
-
-    async def _pump(self) -> None:
-        """Send what is in the send queue, as fast as the client reads it."""
-        while True:
-            for frame in await self._send_queue.take():
-                self._writing = time.monotonic()
-                try:
-                    async with asyncio.timeout(self._limits.stall):
-                        await self._ws.send_frame(frame, WSMsgType.TEXT)
-                except TimeoutError:
-                    self.close(SLOW)
-                except ConnectionError:
-                    return  # the client is gone
-                self._writing = None
-            self._send_queue.written()
 
     async def _keep_house(self) -> None:
         """Periodically mark the conversations' KV as used, and close an idle connection."""
@@ -184,21 +280,21 @@ class Socket:
 
     # -- messages ------------------------------------------------------------------------------------------------
 
-    def _take(self, data: Any) -> None:
+    async def _take(self, data: Any) -> None:
         """Handle a client's message."""
         try:
             weigh(data.encode(), what="The message")
         except (ApiError, InvalidRequest) as error:
-            self._refuse(error, None)
+            await self._refuse(error, None)
             return
         try:
             match decoded(data):
                 case Create() as create:
                     self._create(create, len(data))
                 case CancelResponse() as cancel:
-                    self._cancel(cancel)
+                    await self._cancel(cancel)
         except (ApiError, InvalidRequest) as error:
-            self._refuse(error, lane_of(data))
+            await self._refuse(error, lane_of(data))
 
     def _create(self, create: Create, size: int) -> None:
         CONTEXT.get().caller.rate_limiter.enter()
@@ -206,7 +302,7 @@ class Socket:
             raise TooManyWaiting(f"{self._lanes.waiting} messages of this connection are already waiting")
         self._lanes.add(create, size)
 
-    def _cancel(self, cancel: CancelResponse) -> None:
+    async def _cancel(self, cancel: CancelResponse) -> None:
         """End the response meant, if it runs; otherwise do nothing, since it may have just ended by itself."""
         for message in self._lanes:
             if cancel.response_id is not None:
@@ -217,7 +313,7 @@ class Socket:
                     message.cancel()
                 else:
                     self._lanes.drop(message)
-                    self._refuse(Cancelled(), message.create.stream_id)
+                    await self._refuse(Cancelled(), message.create.stream_id)
 
     async def _answer(self, message: LaneRequest) -> None:
         """Make the response that a message requests."""
@@ -228,7 +324,7 @@ class Socket:
                 await self._answered(service, message, create)
         except Exception as error:
             self._note_failure(create, error)
-            self._refuse(error, create.stream_id)
+            await self._refuse(error, create.stream_id)
 
     async def _answered(self, service: Service, message: LaneRequest, create: Create) -> None:
         warms = create.prompt_cache_options is not None and create.prompt_cache_options.prewarm is True
@@ -237,12 +333,12 @@ class Socket:
         async with turn.running() as generation:
             try:
                 async for events in turn.batches(generation, FIRST_EVENT_SECONDS):
-                    self._send(turn.record.response.id, *events)
+                    await self._send(*events)
             except Exception as error:
                 if not turn.answer.begun or turn.answer.over:
                     raise
                 self._note_failure(create, error)
-                self._send(turn.record.response.id, turn.answer.broken(error_body(error)[1]))
+                await self._send(turn.answer.broken(error_body(error)[1]))
         self._remember(create.stream_id, turn)
 
     def _note_failure(self, create: Create, error: Exception) -> None:
@@ -263,16 +359,20 @@ class Socket:
 
     # -- answers -------------------------------------------------------------------------------------------------
 
-    def _refuse(self, error: Exception, stream_id: str | None) -> None:
+    async def _refuse(self, error: Exception, stream_id: str | None) -> None:
         status, body = error_body(error)
         lane = msgspec.UNSET if stream_id is None else stream_id
-        self._send("", SocketError(status=status, error=body.error, stream_id=lane))
+        await self._send(SocketError(status=status, error=body.error, stream_id=lane))
 
-    def _send(self, response_id: str, *events: msgspec.Struct) -> None:
-        self._send_queue.put(response_id, events)
-        stuck = self._writing is not None and time.monotonic() - self._writing > self._limits.behind
-        if stuck and self._send_queue.full:
-            self.close(SLOW)
+    async def _send(self, *events: msgspec.Struct) -> None:
+        """Write events, each as JSON in a text frame, as fast as the client reads them."""
+        with contextlib.suppress(ConnectionError):  # the client is gone, which ends the socket
+            for event in events:
+                try:
+                    async with asyncio.timeout(self._limits.stall):
+                        await self._ws.send_frame(msgspec.json.encode(event), WSMsgType.TEXT)
+                except TimeoutError:
+                    return self.close(SLOW)
 
 
 def _protocols(http: web.Request) -> tuple[str, ...]:

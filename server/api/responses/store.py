@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -18,24 +18,7 @@ from foresay.server.api.responses.schemas import InputItem, Response
 from foresay.server.schemas.errors import ApiError
 from foresay.spec.errors import InvalidRequest
 
-OPTION_BYTES = 1000  # of a response that repeats nothing
 TOKEN_BYTES = 36  # a reference and a Python integer
-#: Of longer lists, which are of one kind in what a model wrote, so many entries are weighed. Bytes of anything else.
-_WEIGHED, _OTHER_BYTES = 32, 16
-
-
-def weight(written: Any) -> int:
-    """About how many bytes some of the model's output holds."""
-    if isinstance(written, str):
-        return len(written) + _OTHER_BYTES
-    if isinstance(written, msgspec.Struct):
-        written = [getattr(written, name) for name in written.__struct_fields__]
-    elif isinstance(written, dict):
-        written = [*written, *written.values()]
-    if not isinstance(written, list | tuple) or not written:
-        return _OTHER_BYTES
-    some = written[:: -(-len(written) // _WEIGHED)]
-    return sum(map(weight, some)) * len(written) // len(some)
 
 
 class ResponseNotFound(ApiError):
@@ -53,9 +36,9 @@ class PreviousResponseNotFound(InvalidRequest):
 class Record(msgspec.Struct, kw_only=True, eq=False):
     """A tenant's response and its conversation.
 
-    size: in bytes, once it is kept. items_bytes, options_bytes: about how large the items are, and what the response
-    repeats of the request. model, fingerprint: what made it. tokens: prompt and output, as the model read and generated
-    them. over: set after its last event. socket_id: the only WebSocket that can find it; "": any.
+    size: in bytes, once it is kept. items_bytes: about how large the items are. model, fingerprint: what made it.
+    tokens: prompt and output, as the model read and generated them. over: set after its last event. socket_id: the only
+    WebSocket that can find it; "": any.
     """
 
     tenant: str
@@ -63,7 +46,6 @@ class Record(msgspec.Struct, kw_only=True, eq=False):
     response: Response
     items: tuple[InputItem, ...]
     items_bytes: int = 0
-    options_bytes: int = 0
     model: str = ""
     fingerprint: str = ""
     tokens: list[int] = msgspec.field(default_factory=list)
@@ -79,15 +61,6 @@ class Record(msgspec.Struct, kw_only=True, eq=False):
     def conversation(self) -> tuple[InputItem, ...]:
         """The items that a following response continues."""
         return (*self.items, *output_as_input(self.response.output))
-
-    @property
-    def conversation_bytes(self) -> int:
-        """About how large that is."""
-        return self.items_bytes + weight(self.response.output)
-
-    def measured(self) -> int:
-        """About how many bytes it holds, found without reading what the client sent: that may be long."""
-        return TOKEN_BYTES * len(self.tokens) + OPTION_BYTES + self.options_bytes + self.conversation_bytes
 
 
 class StoreLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,7 +88,8 @@ class ResponseStore:
         """Keep a record, and index its items. Beyond the limits, the least recently used are dropped."""
         self.drop(record.tenant, record.id)
         self._owners |= {(record.tenant, item.id): record.id for item in record.response.output}
-        record.size = record.measured()
+        written = len(msgspec.json.encode(record.response))
+        record.size = record.items_bytes + written + TOKEN_BYTES * len(record.tokens)
         self._records[record.tenant, record.id] = record
         self.bytes += record.size
         while len(self._records) > self.limits.count or self.bytes > self.limits.bytes:
@@ -160,9 +134,8 @@ class SocketLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     most: open sockets, each of which may hold a partly received message. waiting: messages of one socket that wait for
     their lane. heartbeat: between pings (half of it is the time to answer). idle: without a message from the client or
-    a running response. stall: a single write that the client's connection does not accept. outbox_bytes, behind: a
-    write that waits longer than ``behind`` with more than ``outbox_bytes`` queued is a stall, too. refresh: between
-    marking the KV of a socket's conversations as used. closing: for the client's part of a close.
+    a running response. stall: a single write that the client's connection does not accept. refresh: between marking
+    the KV of a socket's conversations as used. closing: for the client's part of a close.
     """
 
     most: int = 128
@@ -170,8 +143,6 @@ class SocketLimits(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat: float = 20.0
     idle: float = 3600.0
     stall: float = 20.0
-    outbox_bytes: int = 1 << 20
-    behind: float = 1.0
     refresh: float = 30.0
     closing: float = 2.0
 

@@ -107,95 +107,98 @@ async def prepared(
     Raises :class:`~foresay.spec.errors.InvalidRequest` with the field's name, or an
     :class:`~foresay.server.schemas.errors.ApiError`.
     """
-    before, given = given_now(service, body, socket_id)
-    conversation = () if before is None else before.conversation
-    choice, dropped = await _choice(service, body, before, given, generates)
-    toolbox = Toolbox.of(body.tools, given, conversation)
+    before, earlier, given = given_now(service, body, socket_id)
+    toolbox = Toolbox.of(body.tools, given, earlier)
+    choice, dropped = await _choice(service, body, before, earlier, given, toolbox, generates)
     origin = service.origin(uuid.uuid4().hex, body.model)
     response = _response(body, origin.id, origin.model, choice)
     answer = ResponseAnswer(origin, choice, body, response, toolbox, stream_id, generates)
     service.warned.note(answer.warnings)
-    items = (*conversation, *given)[dropped:]
+    items = (*earlier, *given)[dropped:]
     model, where = service.names.own, "" if response.store else socket_id
     tenant = CONTEXT.get().caller.tenant
     record = Record(tenant=tenant, response=response, items=items, model=model, socket_id=where)
     record.fingerprint = origin.fingerprint
-    record.options_bytes = len(msgspec.json.encode((body.instructions, body.tools, body.metadata)))
-    earlier = 0 if before is None else before.conversation_bytes
-    record.items_bytes = earlier + max(0, CONTEXT.get().body_bytes - record.options_bytes)
+    known = 0 if before is None else before.items_bytes + len(msgspec.json.encode(before.response.output))
+    record.items_bytes = known + CONTEXT.get().body_bytes
     return ResponseTurn(service, answer, record, response.store or socket_id != "")
 
 
 def given_now(
     service: Service, body: schemas.ResponseRequest | schemas.CompactRequest, socket_id: str = ""
-) -> tuple[Record | None, list[schemas.InputItem]]:
-    """The response that is followed, if one is, and the items given now. Raises :class:`PreviousResponseNotFound`."""
+) -> tuple[Record | None, Sequence[schemas.InputItem], list[schemas.InputItem]]:
+    """The response that is followed, if one is, its conversation, and the items given now. Raises
+    :class:`PreviousResponseNotFound`."""
     store, tenant, previous = service.server.of(Responses).store, CONTEXT.get().caller.tenant, body.previous_response_id
     before = None if previous is None else store.find(tenant, previous, socket_id)
     if before is None and previous is not None:
         message = f"Previous response with id {previous!r} not found: it was not stored, or was dropped to make room"
         raise PreviousResponseNotFound("previous_response_id", message)
-    return before, given_items(body.input, partial(store.item, tenant, socket_id=socket_id))
+    given = given_items(body.input, partial(store.item, tenant, socket_id=socket_id))
+    return before, () if before is None else before.conversation, given
 
 
-Attempt = Callable[[Record | None, Sequence[schemas.InputItem]], Awaitable[Choice]]
+#: Makes the choice that continues earlier items with others.
+Attempt = Callable[[Sequence[schemas.InputItem], Sequence[schemas.InputItem]], Awaitable[Choice]]
 
 
 async def _choice(
     service: Service,
     body: schemas.ResponseRequest,
     before: Record | None,
+    earlier: Sequence[schemas.InputItem],
     given: list[schemas.InputItem],
+    toolbox: Toolbox,
     generates: bool,
 ) -> tuple[Choice, int]:
     """The choice to run, and how many items were dropped to make it fit (with truncation ``auto``): so that all the
     requested output fits, if possible; else some.
     """
-    attempt = partial(_attempt, service, body, generates)
+    spoken = [] if before is None or before.fingerprint != service.fingerprint else before.tokens
+    attempt = partial(_attempt, service, body, toolbox, generates, spoken)
     if body.truncation != "auto":
-        return await attempt(before, given), 0
+        return await attempt(earlier, given), 0
     try:
-        return await _shortened(partial(attempt, strict=True), before, given)
+        return await _shortened(partial(attempt, strict=True), earlier, given)
     except ContextLengthExceeded:
-        return await _shortened(attempt, before, given)
+        return await _shortened(attempt, earlier, given)
 
 
-async def _shortened(attempt: Attempt, before: Record | None, given: list[schemas.InputItem]) -> tuple[Choice, int]:
+async def _shortened(
+    attempt: Attempt, earlier: Sequence[schemas.InputItem], given: list[schemas.InputItem]
+) -> tuple[Choice, int]:
     """The choice without as few of the oldest turns as make it fit, and how many items these were."""
     with contextlib.suppress(ContextLengthExceeded):
-        return await attempt(before, given), 0
-    items = [*(() if before is None else before.conversation), *given]
+        return await attempt(earlier, given), 0
+    items = [*earlier, *given]
     starts = [index for index, item in enumerate(items) if index and item.role == "user"]
     best: tuple[Choice, int] | None = None
     low, high = 0, len(starts)
     while low < high:  # in few attempts: each one renders and encodes the conversation
         middle = (low + high) // 2
         try:
-            best, high = (await attempt(None, items[starts[middle] :]), starts[middle]), middle
+            best, high = (await attempt((), items[starts[middle] :]), starts[middle]), middle
         except ContextLengthExceeded:
             low = middle + 1
-    if best is None:
-        return await attempt(before, given), 0
-    return best
+    return (await attempt(earlier, given), 0) if best is None else best
 
 
 async def _attempt(
     service: Service,
     body: schemas.ResponseRequest,
+    toolbox: Toolbox,
     generates: bool,
-    before: Record | None,
+    spoken: Sequence[int],
+    earlier: Sequence[schemas.InputItem],
     given: Sequence[schemas.InputItem],
     strict: bool = False,
 ) -> Choice:
-    """strict: refuse if the requested output does not fit, whatever the settings say."""
-    conversation, spoken = ((), []) if before is None else (before.conversation, before.tokens)
+    """spoken: the token ids of the earlier items, if this model has read them. strict: refuse if the requested output
+    does not fit."""
     words = service.opened()[0].chat_format.words
-    if before is not None and before.fingerprint != service.fingerprint:
-        spoken = []  # another model's token ids
-    chat = chat_request(body, conversation, given, generates, words)
-    toolbox = Toolbox.of(body.tools, given, conversation)
+    chat = chat_request(body, earlier, given, toolbox, generates, words)
     with NAMES.also(toolbox.fields) as names:
-        (choice,) = names.warned(await chat_choices(service, chat, spoken, strict))
+        (choice,) = names.warned(await chat_choices(service, chat, spoken if earlier else (), strict))
     choice.warnings = (*choice.warnings, *toolbox.warnings, *hints_left_out(body, words))
     return choice
 
@@ -256,5 +259,6 @@ async def whole(turn: ResponseTurn) -> schemas.Response:
 
 async def prompt_length(service: Service, body: schemas.ResponseRequest) -> int:
     """The number of tokens of the request's prompt."""
-    choice, _ = await _choice(service, body, *given_now(service, body), True)
+    before, earlier, given = given_now(service, body)
+    choice, _ = await _choice(service, body, before, earlier, given, Toolbox.of(body.tools, given, earlier), True)
     return len(choice.request.prompt)

@@ -23,7 +23,7 @@ from foresay.server.host.models.residency import Residency
 from foresay.server.host.models.resident import Heartbeat, Keep, Lease
 from foresay.server.host.service import ServerState, Service
 from foresay.server.observe.telemetry.exposition import Exposition
-from foresay.server.schemas.errors import ModelNotFound, WaitedTooLong
+from foresay.server.schemas.errors import ModelNotFound
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.resolved import model_names
 from foresay.spec.errors import ForesayError, InvalidRequest
@@ -150,13 +150,9 @@ class Models:
         """Lease the model, and record how long that took. A waiting request counts against the queue limit."""
         if entry.loaded:
             return await self.residency.lease(entry, heartbeat, keep)
-        began, limit = time.monotonic(), entry.service.config.first_token_timeout
-        try:
-            with entry.service.arriving():
-                async with asyncio.timeout(limit):
-                    lease = await self.residency.lease(entry, heartbeat, keep)
-        except TimeoutError:
-            raise WaitedTooLong(f"The model {entry.name!r} was not loaded within {limit:g} s") from None
+        began = time.monotonic()
+        with entry.service.arriving():
+            lease = await self.residency.lease(entry, heartbeat, keep)
         lease.waited = time.monotonic() - began
         return lease
 

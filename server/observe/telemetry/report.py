@@ -291,10 +291,9 @@ class RequestSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     request_id: the ``X-Request-Id`` of its HTTP request. prompt: the first words of its prompt, or of a conversation's
     last message; None if its client wanted nothing stored. read_tokens: of the prompt, read so far. cached_tokens: of
-    the prompt, found in the KV cache.
-    differs: where a long prompt differs from an earlier one, in words; empty if it does not. seed: reproduces the text;
-    None before it is known. drafters: trees of each. Times as measured by the server, from the admission of the
-    request; ``tokens_per_second`` of a finished one is the engine's, as in the response's ``metrics``.
+    the prompt, found in the KV cache. seed: reproduces the text; None before it is known. drafters: trees of each.
+    Times as measured by the server, from the admission of the request; ``tokens_per_second`` of a finished one is the
+    engine's, as in the response's ``metrics``.
     """
 
     id: str
@@ -306,7 +305,6 @@ class RequestSummary(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     read_tokens: int
     cached_tokens: int
-    differs: str
     output_tokens: int
     time_to_first_token: float | None
     seconds: float

@@ -49,7 +49,7 @@ class RequestStats:
     """One request's counts. They are of tokens in its text; only ``drafted`` is of everything verified.
 
     choices: number requested with it. keeps_text: whether its text may be shown later. words: the first words of its
-    prompt. differs: where its prompt differs from an earlier one, in words.
+    prompt.
     """
 
     def __init__(
@@ -61,12 +61,11 @@ class RequestStats:
         choices: int = 1,
         keeps_text: bool = True,
         words: str = "",
-        differs: str = "",
     ) -> None:
         self.id, self.tenant, self.request_id = request.id, tenant, request_id
         self.prompt_tokens, self.leads = len(request.prompt), request.fork_of is None
         self.max_tokens, self.choices, self.keeps_text = request.params.max_tokens, choices, keeps_text
-        self.words, self.differs = words if keeps_text else None, differs
+        self.words = words if keeps_text else None
         self.temperature, self.seed = request.params.temperature, request.params.seed
         self.began = shared.clock()
         self.ended: float | None = None

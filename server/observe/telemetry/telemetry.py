@@ -58,7 +58,7 @@ DRAINING = "running requests finish, new ones are refused"
 #: Error codes that are no failure: the client ended the request.
 CLIENT_ENDED = frozenset({"cancelled"})
 #: For requests whose prompts have no words to show.
-NOTHING: Mapping[str, tuple[str, str]] = MappingProxyType({})
+NOTHING: Mapping[str, str] = MappingProxyType({})
 #: Seconds of the page's figures, and of those that tell whether the machine is busy.
 LIVE_SECONDS, BUSY_SECONDS = 60, 10
 #: Weight of one step in the moving average of a step without drafts.
@@ -126,15 +126,15 @@ class Telemetry:
 
     @contextmanager
     def watching(
-        self, requests: Sequence[Request], keeps_text: bool = True, about: Mapping[str, tuple[str, str]] = NOTHING
+        self, requests: Sequence[Request], keeps_text: bool = True, words: Mapping[str, str] = NOTHING
     ) -> Iterator[list[RequestStats]]:
         """Count what becomes of these requests; one that has not ended by the end of the context has failed, or was
-        cancelled by its client. keeps_text: whether their text may be shown to their key later. about: by id, the first
-        words of their prompts, and where these differ from others."""
+        cancelled by its client. keeps_text: whether their text may be shown to their key later. words: by id, the first
+        ones of their prompts."""
         tenant, request_id = CONTEXT.get().caller.tenant, CONTEXT.get().id
         forks = Counter(request.fork_of for request in requests)
         all_stats = [
-            RequestStats(r, tenant, request_id, self._shared, 1 + forks[r.id], keeps_text, *about.get(r.id, ()))
+            RequestStats(r, tenant, request_id, self._shared, 1 + forks[r.id], keeps_text, words.get(r.id, ""))
             for r in requests
         ]
         for stats in all_stats:

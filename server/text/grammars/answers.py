@@ -1,6 +1,6 @@
 """The grammar of a whole chat answer: tool calls, the requested format, and the reasoning before both; or messages on
-channels (:mod:`foresay.server.text.parsers.channels`): the model may think, and say what it does, and then it calls, or
-answers in the requested form.
+channels (:mod:`foresay.server.text.parsers.chat_format`): the model may think, and say what it does, and then it calls,
+or answers in the requested form.
 
 Tool calls may be in any of the formats of :mod:`foresay.server.catalog.formats`. If parameters are between tags, those
 of type string are bare text up to the end tag, others are JSON. So a schema's constraints on the text itself cannot be
@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from foresay.server.catalog.formats import CHANNELS, FORMATS, HARMONY, PLACEHOLDER, TAG, ToolFormat, Way
+from foresay.server.catalog.formats import FORMATS, PLACEHOLDER, TAG, ToolFormat, Way
 from foresay.server.schemas.chat import ChatRequest, Function
 from foresay.server.text.conversation import Offer
 from foresay.server.text.grammars.fields import bounded, guided, refuse_lengths, wanted
@@ -267,8 +267,9 @@ async def chat_grammar(
     """The grammar that the answer must match; None if it may be anything. Raises :class:`InvalidRequest` naming the
     field."""
     grammar = await wanted(request)
-    if chat_format.channels and not beginning.continues:
-        made = await asyncio.to_thread(channel_grammar, grammar, offer, _ids(CHANNELS.control, tokenizer))
+    if chat_format.form.channels and not beginning.continues:
+        tokens = _ids(chat_format.form.control, tokenizer)
+        made = await asyncio.to_thread(channel_grammar, chat_format.calls, grammar, offer, tokens)
         if made is not None and grammar is None:
             refuse_lengths(request, made.param)
         return None if made is None else bounded(made, MOST_BYTES_WITH_CALLS)
@@ -321,8 +322,9 @@ def _behind_thinking(grammar: Grammar, chat_format: ChatFormat, tokenizer: Token
     return msgspec.structs.replace(grammar, after=closing, opens=opening)
 
 
-def channel_grammar(answer: Grammar | None, offer: Offer, tokens: Tokens) -> Grammar | None:
-    """What all messages must match; None: they may be anything. answer: what the last one must, if it calls nothing."""
+def channel_grammar(form: str | None, answer: Grammar | None, offer: Offer, tokens: Tokens) -> Grammar | None:
+    """What all messages must match; None: they may be anything. form: of calls. answer: what the last one must match,
+    if it calls nothing."""
     answer = None if offer.required else answer
     free = len(offer.functions) == len(offer.listed) and not any(one.strict for one in offer.functions)
     if answer is None and free and not offer.required:
@@ -330,9 +332,9 @@ def channel_grammar(answer: Grammar | None, offer: Offer, tokens: Tokens) -> Gra
     channel, message, next_one = (written(tags, tokens) for tags in ("<|channel|>", "<|message|>", "<|end|><|start|>"))
     ends = [] if offer.required else [f'{channel} "final" {message} {"TEXT?" if answer is None else "@answer"}']
     grammars = list[dict[str, str]]()
-    if offer.functions:
+    if offer.functions and form is not None:
         held = loosened(offer) if answer is None and not offer.required else offer
-        calls = tool_call_grammar(HARMONY, held, tokens)
+        calls = tool_call_grammar(form, held, tokens)
         ends.append("@calls")
         grammars.append({"name": "calls", "lark_grammar": calls.text})
     if answer is not None:

@@ -1,38 +1,34 @@
-"""The formats of a model's tool calls and reasoning, recognised by its chat template, and the parser for one answer.
+"""The format of a model's tool calls and reasoning, recognised by its chat template; and the scripts that read what an
+entry of :mod:`foresay.server.catalog.formats` describes: calls within text, and, for gpt-oss, messages, each on a
+channel, between tokens (Harmony). There the prompt ends after the first role.
 
-Models with another call format are parsed as their tokenizer declares (its ``response_template``), by transformers'
-parser. Text and reasoning are emitted as they are generated; a call only when complete, since it is parsed as a whole.
-The parser is fed one character at a time, so that its output does not depend on how the text was cut. If it raises, the
-text is passed on unparsed, and so is the rest.
+::
+
+    assistant<|channel|>analysis<|message|>They ask for the weather.<|end|>                                reasoning
+    <|start|>assistant<|channel|>commentary<|message|>Let me see.<|end|>                                   text
+    <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>    a call
+    <|start|>assistant<|channel|>final<|message|>It is warm.<|return|>                                     text
+
+A message's recipient may also come before the channel. Only special tokens are tags: text that spells one is text.
 """
 
 from __future__ import annotations
 
 import re
 import string
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterator
 from functools import partial
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from foresay.server.catalog.formats import (
-    ANALYSIS,
-    CHANNELS,
-    FORMATS,
-    HARMONY,
-    REASONING,
-    TAG,
-    TOOLS_VARIABLES,
-    ToolFormat,
-)
+from foresay.server.catalog.formats import FORMATS, PLACEHOLDER, REASONING, TAG, TOOLS_VARIABLES, ToolFormat, Way
 from foresay.server.settings.config import ReasoningParser, ToolParser
-from foresay.server.text.parsers.channels import begun, messages
-from foresay.server.text.parsers.formats import output
-from foresay.server.text.parsers.parser import ParsedAnswer, ScriptParser
-from foresay.server.text.parsers.script import Broken, object_of
-from foresay.server.text.parts import OutputParser, Part, PlainText, ReasoningPart, TextPart, ToolCallPart
+from foresay.server.text.parsers.parameters import PIECES, head_of, parameters, word_of
+from foresay.server.text.parsers.parser import Call, ParsedAnswer, ScriptParser, arguments, json_call
+from foresay.server.text.parsers.script import Broken, OutputOver, Reader, Script, text_before
+from foresay.server.text.parts import OutputParser, PlainText
 from foresay.spec.errors import InvalidRequest, inside
 
 if TYPE_CHECKING:
@@ -40,116 +36,217 @@ if TYPE_CHECKING:
     from foresay.server.text.conversation import Offer
     from foresay.server.text.tokenizer import Tokenizer
 
-CALLS = "tool_calls"
+_KEY_OF_NAME = re.compile(r'"(\w+)": "\{name\}"')
+
+
+def output(
+    form: ToolFormat, thinks: tuple[str, str] | None, opened: bool, reader: Reader, answer: ParsedAnswer
+) -> Script[None]:
+    """Reasoning between the tags in ``thinks``, which may be ``opened``, and text with calls if functions were offered.
+
+    Only the beginning can be reasoning, unless one of the format's tags around text begins it: a later tag is text.
+    """
+    begins = tuple(_begins(form, answer)) if answer.offered else ()
+    if thinks and (opened or (yield from _passed(reader, thinks[0]))):
+        yield from _thought(form, thinks, begins, reader, answer)
+    tags = (*form.wraps, *form.ends, *begins)
+    if begins and form.alone and answer.free:
+        yield from answer.alone(reader, partial(_alone, form.ways[0], answer))
+    called = begins and form.bare and (yield from _calls(form, form.begins, reader, answer))
+    while not answer.full:
+        tag = yield from text_before(reader, answer.text, tags, trim=bool(called))
+        name = tag.strip()
+        if name in form.ends:
+            return
+        if name not in form.wraps:
+            called = yield from _calls(form, name, reader, answer)
+            if not called:
+                answer.text(tag)
+        elif thinks and thinks[0].startswith(name) and (yield from _passed(reader, thinks[0].removeprefix(name))):
+            answer.apart()
+            yield from _thought(form, thinks, begins, reader, answer)
+
+
+def _begins(form: ToolFormat, answer: ParsedAnswer) -> Iterator[str]:
+    """The tags at which calls begin: the format's, and the one that follows it, if calls may lack the first."""
+    if form.begins:
+        yield form.begins
+    for way in form.ways if answer.free else ():
+        piece, *_ = [*PIECES.findall(head_of(way).removeprefix(form.begins)), ""]
+        if piece.startswith("<"):
+            yield piece
+
+
+def _passed(reader: Reader, tag: str) -> Script[bool]:
+    """Skip ``tag``, if that follows; output that ends inside it does not."""
+    return (yield from reader.passed_over(tag, unless=(Broken, OutputOver)))
+
+
+def _thought(
+    form: ToolFormat, thinks: tuple[str, str], begins: tuple[str, ...], reader: Reader, answer: ParsedAnswer
+) -> Script[None]:
+    """Reasoning up to its end; where the end is a tag that may be around any text, up to a call that lacks it, too."""
+    answer.thinking = True
+    ends = (thinks[1], *begins) if thinks[1] in form.wraps else thinks[1:]
+    tag = yield from text_before(reader, answer.reasoning, ends, trim=True)
+    answer.thinking = False
+    if tag.strip() in begins:
+        reader.unread(tag.strip())
+    yield from reader.ahead()
+
+
+def _calls(form: ToolFormat, tag: str, reader: Reader, answer: ParsedAnswer) -> Script[bool]:
+    """Consecutive calls behind ``tag``, written in one of the ways; returns whether there was one."""
+    for way in form.ways:
+        if (yield from _in_a_row(form, way, tag, reader, answer)):
+            return True
+    return False
+
+
+def _in_a_row(form: ToolFormat, way: Way, tag: str, reader: Reader, answer: ParsedAnswer) -> Script[bool]:
+    known = answer.offered if form.bare or tag != form.begins else None
+    each, closes = way.call.partition("{")[0], way.call.rpartition("}")[2]
+    before = head_of(way)
+    before = before.partition(tag)[2] if tag in before else before
+    called = more = yield from answer.attempt(reader, partial(_call, way, answer, before, False), known)
+    while more:
+        yield from _passed_over(reader, closes)
+        following = partial(_call, way, answer, way.between + each, form.bare)
+        more = not answer.full and (yield from answer.attempt(reader, following, known))
+    if called:
+        yield from _passed_over(reader, way.closes)
+    return called
+
+
+def _alone(way: Way, answer: ParsedAnswer, reader: Reader, call: Call) -> Script[None]:
+    """A call that is an object without tags before it, perhaps in a fence."""
+    fence = yield from reader.passed_over("```")
+    if fence:
+        yield from reader.passed_over("json")
+    yield from json_call(reader, call, _KEY_OF_NAME.findall(way.call)[0], answer.offered)
+    if fence:
+        yield from reader.expect("```")
+    for piece in PIECES.findall(way.call.rpartition("}")[2]):
+        yield from _passed(reader, piece)
+
+
+def _passed_over(reader: Reader, text: str) -> Script[None]:
+    for piece in PIECES.findall(text):
+        yield from reader.passed_over(piece)
+
+
+def _call(way: Way, answer: ParsedAnswer, before: str, may_lack: bool, reader: Reader, call: Call) -> Script[None]:
+    """A call after ``before``. may_lack: pieces of ``before`` may be missing."""
+    for piece in PIECES.findall(before):
+        if not may_lack or (yield from reader.ahead()) == piece:
+            yield from reader.expect(piece)
+    if key := _KEY_OF_NAME.search(way.call):
+        yield from json_call(reader, call, key[1])
+    else:
+        yield from _in_order(way, answer, reader, call)
+
+
+def _in_order(way: Way, answer: ParsedAnswer, reader: Reader, call: Call) -> Script[None]:
+    """A call whose name comes before its arguments."""
+    before, *rest = PLACEHOLDER.split(way.call)
+    name = ""
+    for part, text in zip(rest[::2], rest[1::2], strict=True):
+        if part == "parameters":
+            call.named(name)
+            return (yield from parameters(way, answer, reader, call))
+        if part == "arguments":
+            call.named(name)
+            yield from arguments(reader, call, way.quote)
+            return call.close()
+        word = yield from word_of(reader)
+        if part == "name":
+            name, *number = word.rpartition(text) if text == ":" else (word,)
+            reader.unread(*"".join(number))
+        else:
+            call.id = word if part == "id" else f"{TAG.sub('', before)}{name}:{word}"
+        for piece in PIECES.findall(text):
+            yield from reader.expect(piece)
+        if not text:  # the arguments follow at once
+            reader.unread(following := (yield from reader.read()))
+            if following not in ("{", "(" if way.quote else "{"):
+                raise Broken
+
+
+# -- messages on channels ----------------------------------------------------------------------------------------------
+
+_START, _MESSAGE, _CALL = "<|start|>", "<|message|>", "<|call|>"
+_ENDS = ("<|end|>", "<|return|>", _CALL)
+#: A message ends at these; it may lack its own end.
+_AFTER = (*_ENDS, _START, "<|channel|>")
+_ON = re.compile(r"<\|channel\|>\s*(\w+)")
+_FOR = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
+
+
+def begun(prompt: str) -> str:
+    """The beginning of the message that the answer continues; "" if it begins a new one."""
+    tail = prompt.rpartition(_START)[2]
+    return "" if any(tag in tail for tag in _ENDS) else tail
+
+
+def messages(header: str, thinks: bool, reader: Reader, answer: ParsedAnswer) -> Script[None]:
+    """Message by message, up to a call that must be the last. header: the result of :func:`begun`. thinks: whether
+    reasoning is separated from text."""
+    header, inside, _ = header.partition(_MESSAGE)
+    while True:
+        if not inside:
+            header += yield from _header(reader, answer)
+        end = yield from _message(header, thinks, reader, answer)
+        if end == _CALL or answer.full:
+            return
+        header, inside = end, ""
+
+
+def _header(reader: Reader, answer: ParsedAnswer) -> Script[str]:
+    """A message's header. Output without any tag is text, unless it begins to name a recipient."""
+    found = ""
+    try:
+        while (atom := (yield from reader.read())) != _MESSAGE:
+            found += atom
+            if atom in _ENDS:  # a message that never began
+                body, found = found.removesuffix(atom).rpartition("|>")[2], ""
+                if body:
+                    answer.text(body)
+            answer.heading = answer.heading or len(atom) > 1
+    except OutputOver:
+        if found and not answer.heading and not found.lstrip().startswith("to="):
+            answer.text(found)
+        raise
+    answer.heading = False
+    return found
+
+
+def _message(header: str, thinks: bool, reader: Reader, answer: ParsedAnswer) -> Script[str]:
+    """A message, and the tag after it."""
+    on, to = _ON.search(header), _FOR.search(header)
+    name = to[1] if to is not None and ("functions." in to[0] or to[1] in answer.offered) else ""
+    if name and answer.offered and (yield from answer.attempt(reader, partial(_channel_call, name))):
+        yield from reader.ahead()
+    answer.thinking = thinks and on is not None and on[1] == "analysis"
+    emit = answer.reasoning if answer.thinking else answer.text
+    while (atom := (yield from reader.read())) not in _AFTER:
+        emit(atom)
+    answer.thinking = False
+    answer.apart()
+    return atom
+
+
+def _channel_call(name: str, reader: Reader, call: Call) -> Script[None]:
+    """The body of a call; without one it has no arguments."""
+    call.named(name)
+    if (yield from reader.ahead()) not in _AFTER:
+        yield from arguments(reader, call)
+    call.close()
+
+
+# -- which format ------------------------------------------------------------------------------------------------------
+
 #: The call format of models whose template has no tools: :func:`foresay.server.text.conversation.spelled_out`.
 GENERIC = "hermes"
-THOUGHTS = ("reasoning_content", "reasoning", "thinking")
-
-Event = dict[str, Any]
-
-
-class Regions(Protocol):
-    """transformers' ``ResponseParser``."""
-
-    initial_events: list[Event]
-
-    def feed(self, text: str) -> list[Event]:
-        """Take more text; returns events."""
-
-    def finalize(self) -> tuple[dict[str, Any], list[Event]]:
-        """The output has ended: the message, and the last events."""
-
-
-class DeclaredParser:
-    """An :class:`~foresay.server.text.parts.OutputParser` around transformers' parser.
-
-    markers: special tokens by id, which the declaration may use. identify: gives call number i its id. calls: whether
-    any may be made; parallel: whether more than one.
-    """
-
-    heading = False
-
-    def __init__(
-        self,
-        regions: Regions,
-        markers: Mapping[int, str],
-        identify: Callable[[int], str],
-        calls: bool = True,
-        parallel: bool = True,
-    ) -> None:
-        self.complete = False
-        self._regions, self._tags, self._identify = regions, markers, identify
-        self._may_call, self._parallel = calls, parallel
-        self._field: str | None = None
-        self._pending = ""  # read, but not emitted yet
-        self._called = 0
-        self._lost = False
-        for event in regions.initial_events:
-            self._enter(event)
-
-    @property
-    def markers(self) -> frozenset[int]:
-        return frozenset(self._tags)
-
-    @property
-    def thinking(self) -> bool:
-        return self._field in THOUGHTS
-
-    def feed(self, text: str) -> list[Part]:
-        return [part for character in text for part in self._read(character)]
-
-    def marker(self, token: int) -> list[Part]:
-        return self._read(self._tags[token])
-
-    def flush(self) -> list[Part]:
-        return [] if self._lost else self._parsed(lambda: self._regions.finalize()[1])
-
-    def _read(self, text: str) -> list[Part]:
-        if self.complete:
-            return []
-        if self._lost:
-            return [TextPart(text)]
-        self._pending += text
-        return self._parsed(lambda: self._regions.feed(text))
-
-    def _parsed(self, events: Callable[[], Iterable[Event]]) -> list[Part]:
-        try:
-            return [part for event in events() for part in self._parts(event)]
-        except (Broken, ValueError, TypeError, KeyError, AttributeError):
-            self._lost = True
-            return [TextPart(self._pending)] if self._pending else []
-
-    def _parts(self, event: Event) -> list[Part]:
-        self._enter(event)
-        kind, field = event["type"], event["field"]
-        if field == CALLS:
-            return self._calls(event["value"]) if kind == "region_close" else []
-        if kind == "region_chunk":
-            text = str(event["text"])
-            self._pending = self._pending.partition(text)[2]
-            return [ReasoningPart(text) if field in THOUGHTS else TextPart(text)]
-        if field in THOUGHTS:
-            self._pending = ""
-        return []
-
-    def _enter(self, event: Event) -> None:
-        self._field = None if event["type"] == "region_close" else event["field"]
-
-    def _calls(self, value: Any) -> list[Part]:
-        """The calls of a region, or its text if none may be made."""
-        calls = value if isinstance(value, list) else [value]
-        made: list[Part] = [TextPart(self._pending)]
-        if self._may_call:
-            made = [self._call(call["function"]) for call in (calls if self._parallel else calls[:1])]
-        self._pending = ""
-        return made
-
-    def _call(self, function: Mapping[str, Any]) -> Part:
-        arguments = function["arguments"]
-        text = object_of(arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode())
-        index, self._called, self.complete = self._called, self._called + 1, not self._parallel
-        return ToolCallPart(index=index, id=self._identify(index), name=str(function["name"]), arguments=text)
-
 
 _ALPHANUMERIC = string.ascii_letters + string.digits
 
@@ -157,19 +254,17 @@ _ALPHANUMERIC = string.ascii_letters + string.digits
 class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
     """The format of one model's output, and what its chat template supports.
 
-    calls: name of the format of its tool calls; None if unknown. thinks: the tags around its reasoning; None if it does
-    not reason. markers: tags that are single special tokens, by id. words: every name in the template's code. declared:
-    makes the parser that the tokenizer itself declares, from the prompt, the request's id and the offered tools; None:
-    our own parsers are used. channels: its answers are messages on channels, which may contain calls.
+    calls: name of the format of its tool calls; None if unknown. form: how answers are written. thinks: the tags around
+    its reasoning; None if it does not reason. markers: tags that are single special tokens, by id. words: every name in
+    the template's code. generic: the template has no tools, which are described in a general way.
     """
 
     calls: str | None = None
+    form: ToolFormat = ToolFormat()
     thinks: tuple[str, str] | None = None
     markers: dict[int, str] = {}
     words: frozenset[str] = frozenset()
-    declared: Callable[[str, str, Offer], OutputParser] | None = None
     generic: bool = False
-    channels: bool = False
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, tools: ToolParser = "auto", thoughts: ReasoningParser = "auto") -> ChatFormat:
@@ -179,27 +274,17 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
         shown = (name for name in signs if any(sign in template for sign in signs[name]))
         words = _words(template)
         calls = next(shown, None) if tools == "auto" else tools if tools in FORMATS else None
-        declares = tools == "response_template" or (tools == "auto" and calls is None and tokenizer.declares_output)
         lists = not words.isdisjoint(TOOLS_VARIABLES)
-        generic = not lists and not declares and tools in ("auto", GENERIC) and calls in (None, GENERIC)
+        generic = not lists and tools in ("auto", GENERIC) and calls in (None, GENERIC)
         calls = GENERIC if generic else calls
-        channels = calls == HARMONY or (tools == "none" and any(sign in template for sign in CHANNELS.signs))
+        form = FORMATS[calls] if calls else ToolFormat()
+        if tools == "none":  # text is on channels whether or not calls are read
+            form = next((FORMATS[name] for name in shown if FORMATS[name].channels), form)
         around = (tags for tags in REASONING.values() if any(tag in template for tag in tags))
-        thinks = next(around, None) if thoughts == "auto" else REASONING.get(thoughts)
-        thinks = ANALYSIS if channels and thoughts == "auto" else thinks
-        form = CHANNELS if channels else FORMATS[calls] if calls else ToolFormat()
+        thinks = form.thinks or next(around, None) if thoughts == "auto" else REASONING.get(thoughts)
         tags = (*form.control, *TAG.findall("".join(thinks or ())))
         markers = {id: tag for tag in tags if (id := tokenizer.special_id(tag)) is not None}
-        declared = _declared(tokenizer) if declares else None
-        return cls(
-            calls=calls,
-            thinks=thinks,
-            markers=markers,
-            words=words,
-            declared=declared,
-            generic=generic,
-            channels=channels,
-        )
+        return cls(calls=calls, form=form, thinks=thinks, markers=markers, words=words, generic=generic)
 
     @property
     def lists_tools(self) -> bool:
@@ -214,9 +299,7 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
                 "this model's chat template does not support tools: leave --tool-parser at auto, choose a model whose "
                 "template does, such as Qwen3 (docs/agents.md), or send tool_choice none",
             )
-        if offer.required and self.declared is not None:
-            raise InvalidRequest("tool_choice", "this server cannot make this model call tools; tool_choice auto works")
-        if offer.listed and self.calls is None and self.declared is None:
+        if offer.listed and self.calls is None:
             raise InvalidRequest("tools", "this server cannot read this model's tool calls; see --tool-parser")
         if request.reasoning_effort is not None and "reasoning_effort" not in self.words:
             raise InvalidRequest("reasoning_effort", "", "this model's chat template does not support ")
@@ -230,11 +313,9 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
     def parser(self, request_id: str, offer: Offer, opened: bool, prompt: str = "", free: bool = True) -> OutputParser:
         """The parser of one answer. offer: the tools. opened: whether the prompt ends inside reasoning. free: whether
         the answer is whole and held to no grammar, so that calls may lack tags."""
-        if self.declared is not None:
-            return self.declared(prompt, request_id, offer)
-        form = FORMATS[self.calls] if self.calls is not None else ToolFormat()
+        form = self.form
         answer = ParsedAnswer(partial(_id, request_id, *form.id), offer.schemas, offer.parallel, free)
-        if self.channels:
+        if form.channels:
             script = partial(messages, begun(prompt), self.thinks is not None)
             return ScriptParser(answer, script, self.markers)
         around = (*form.wraps, *form.ends, *TAG.findall("".join(self.thinks or ())))
@@ -250,19 +331,6 @@ class ChatFormat(msgspec.Struct, frozen=True, kw_only=True):
             return False
         opens, closes = self.thinks
         return prompt.rfind(opens) > prompt.rfind(closes) if continues else prompt.rstrip().endswith(opens)
-
-
-def _declared(tokenizer: Tokenizer) -> Callable[[str, str, Offer], OutputParser]:
-    tokenizer.output_regions("", ())  # an invalid declaration is an error now, not with every request
-    special = sorted(tokenizer.special_ids)
-    markers = dict(zip(special, tokenizer.token_strings(special), strict=True))
-
-    def parser(prompt: str, request_id: str, offer: Offer) -> OutputParser:
-        regions = tokenizer.output_regions(prompt, offer.rendered())
-        identify = partial(_id, request_id, *ToolFormat().id)
-        return DeclaredParser(regions, markers, identify, bool(offer.functions), offer.parallel)
-
-    return parser
 
 
 def _words(template: str) -> frozenset[str]:

@@ -25,12 +25,11 @@ const COLUMNS = [
 const FEW = 8;
 
 /** The request in two lines: the prompt's first words, and below who drafted how. */
-function promptLines({ prompt, drafters, temperature, seed, differs }) {
+function promptLines({ prompt, drafters, temperature, seed }) {
   const who = drafterName(Object.keys(drafters).sort().join(", "));
   const how = [who ? `drafts by ${who}` : "no drafts", `temperature ${temperature}`];
   if (seed !== null) how.push(`seed ${seed}`);
-  const lines = [how.join(", "), ...(differs ? [`prompt ${differs}`] : [])].map((line) => html("small", {}, line));
-  return [html("div", { class: "words" }, prompt ?? "(not kept)"), ...lines];
+  return [html("div", { class: "words" }, prompt ?? "(not kept)"), html("small", {}, how.join(", "))];
 }
 
 /** How long the prompt is, and how much of it did not have to be read again; while it is read, how much of it is. */

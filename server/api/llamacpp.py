@@ -13,10 +13,9 @@ from msgspec.structs import asdict, astuple
 import foresay
 from foresay.server.api.common import statistics, validation
 from foresay.server.api.common.answer import Answer
-from foresay.server.api.common.infill import infilled
 from foresay.server.api.common.route import EVENTS, Route, Stream, json_response
 from foresay.server.api.common.streaming import leasing
-from foresay.server.api.common.turns import answered, completion_choices, room_for
+from foresay.server.api.common.turns import answered, completion_choices, infilled, room_for
 from foresay.server.api.common.validation import FieldNames
 from foresay.server.host.models.models import MODELS
 from foresay.server.host.service import Service

@@ -1,1 +1,0 @@
-"""Routes for the server's operator: they need the admin key."""

@@ -1,1 +1,0 @@
-"""What clients of llama.cpp's server need besides OpenAI's API."""
