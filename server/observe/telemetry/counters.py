@@ -264,7 +264,7 @@ class Counters:
         count(self.spec_decode_num_accepted_tokens, drafter, len(trail))
         drafted, accepted = self.spec_decode_num_draft_tokens_per_pos, self.spec_decode_num_accepted_tokens_per_pos
         for depth, times in enumerate(shape.per_depth):
-            position = drafter, _DEPTHS[depth]
+            position = drafter, _DEPTHS[min(depth, MASK)]  # no deeper than a tree is
             drafted[position] = drafted.get(position, 0) + times  # a call for each would double what a run costs
             accepted[position] = accepted.get(position, 0) + (depth < len(trail))
         for node in shape.links:
