@@ -78,16 +78,19 @@ def _digest(key: str, salt: bytes) -> bytes:
 
 
 #: For messages.
-EXAMPLE = 'an entry is [[key]], id = "5f0c81d2ab37", name = "alice" and hash = "blake2b$...", each on a line of its own'
-Name = Annotated[str, Meta(pattern=r"^[\w.@-]{1,64}$")]
+EXAMPLE = (
+    'an entry is [[key]], id = "5f0c81d2ab37", name = "alice" and hash = "blake2b$..." (as foresay keys new printed '
+    "it, not the key itself), each on a line of its own"
+)
+Name = Annotated[str, Meta(pattern=r"^[\w.@-]{1,64}\Z")]
 
 
 class KeyEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """One ``[[key]]``."""
 
-    id: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,64}$")]
+    id: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,64}\Z")]
     name: Name
-    hash: Annotated[str, Meta(pattern=f"^{HASHED.pattern}$")]
+    hash: Annotated[str, Meta(pattern=rf"^{HASHED.pattern}\Z")]
     max_requests_per_minute: Annotated[int, Meta(ge=0)] | None = None
 
 

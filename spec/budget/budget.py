@@ -128,7 +128,8 @@ class Budget(Observer):
             if case is not None and result.emitted and result.tree is not None:
                 case.learn(result, seconds)
                 right += result.accepted * any(share.tree or share.first for share in result.scheduled.plan.shares)
-        if self.why is not None and self.why.ways[0].model and not self.guard.now:
+        model = "" if self.why is None or self.guard.now else self.why.ways[0].model
+        if self.why is not None and any(result.scheduled.plan.drafts_with(model) for result in results):
             self._drafted(self.why, sum(trace.seconds.values()) if alone else 0.0)
         if alone:
             self._timed(trace, [result.tree for result in results if result.tree is not None], right)
@@ -149,7 +150,8 @@ class Budget(Observer):
         way, member = why.ways[0], self._models[why.ways[0].model]
         member.tries += 1
         if why.probe:
-            member.saved = -min(max(0.0, seconds - way.seconds), _MOST_OVER * way.seconds)
+            expected = way.seconds + member.costs.now().token * self._unread
+            member.saved = -min(max(0.0, seconds - expected), _MOST_OVER * expected)
             self._weighing.begin()
 
     def _timed(self, trace: StepTrace, trees: Sequence[DraftTree], right: int) -> None:
@@ -249,7 +251,7 @@ class Budget(Observer):
         cases = [self._case(sequence) for sequence in able]
         context, rows = sum([len(s.tokens) for s in able]), min(len(able), 4) * MAX_NODES
         seconds = self.cost.table(context, rows, self.timed)
-        drafts = {name: self._cost(member, able) for name, member in self._models.items()}
+        drafts = {n: self._cost(m, able) for n, m in self._models.items() if n not in self.wall.off}
         pace = sum([case.pace(seconds[len(able)]) for case in cases]) if self.pinned is None else 0.0
         checks = [name for name, member in self._models.items() if member.checks]
         costs = StepCosts(seconds, drafts, pace, checks)
@@ -265,9 +267,13 @@ class Budget(Observer):
     def _cost(self, member: Member, able: Sequence[SequenceState]) -> DraftCost:
         """Of one draft. What it has to catch up with is shared out among the drafts that may follow: a text goes on for
         about as long as it went on so far."""
-        cost = member.costs.now(self.timed)
-        unread = sum([member.behind(s) / min(_SOON + s.output_length, s.limit - len(s.tokens)) for s in able])
+        cost, texts = member.costs.now(self.timed), self._drafted_by(member, able)
+        unread = sum([member.behind(s) / min(_SOON + s.output_length, s.limit - len(s.tokens)) for s in texts])
         return replace(cost, start=cost.start + cost.token * unread)
+
+    def _drafted_by(self, member: Member, able: Sequence[SequenceState]) -> list[SequenceState]:
+        """The texts for which it may draft."""
+        return [sequence for sequence in able if member.name in self._case(sequence).members]
 
     def _sorted(self, ways: Sequence[CandidatePlan]) -> list[CandidatePlan]:
         """Those that are possible, by their worth. With a pinned shape, whatever drafts it comes first."""
@@ -281,12 +287,14 @@ class Budget(Observer):
         """The best plan, or a model's to be tried instead: its first ones, and later as many as may be lost in vain.
         What a try loses is saved beforehand, so the dearer it is, the rarer."""
         best = ways[0]
+        for name, member in self._models.items():
+            member.saved += TRYING * best.seconds * self._since * (name != best.model)
         for way in ways[1:]:
             if way.model and way.model != best.model:
                 member = self._models[way.model]
-                member.saved += TRYING * best.seconds * self._since
+                unread = sum([member.behind(sequence) for sequence in self._drafted_by(member, able)])
                 lost = max(way.seconds - best.seconds, (best.worth - way.worth) * best.seconds / best.tokens)
-                lost += member.costs.now().token * sum([member.behind(sequence) for sequence in able])
+                lost += member.costs.now().token * unread
                 if self.timed * _FIRST_TRIES > member.tries or member.saved >= lost:
                     return way
         return best

@@ -235,7 +235,8 @@ class GraphStepRunner(StepRunner):
         between those with drafts; with one, if it was the same before; never if the host does lookups first."""
         before, self._before = self._before, launched.step
         if all(scheduled.plan.why is None for scheduled in launched.batch):
-            between = self._drafts and any(sequence.speculate for sequence in launched.sequences)
+            drafts = self._drafts and self._by_plan is None  # what a budget leaves plain is followed by its like
+            between = drafts and any(sequence.speculate for sequence in launched.sequences)
             return bool(launched.step.proposer.shape.levels) or not between
         looked = any(share.tree is not None for scheduled in launched.batch for share in scheduled.plan.shares)
         return before is launched.step and not looked

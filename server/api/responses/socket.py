@@ -189,6 +189,7 @@ class Socket:
         self._id, self._tenant = uuid.uuid4().hex, CONTEXT.get().caller.tenant
         self._lanes = Lanes(self._answer, self._idle)
         self._warm: OrderedDict[str | None, tuple[str, str]] = OrderedDict()  # by lane: the last response and its salt
+        self._writes = asyncio.Lock()
         self._closing: asyncio.Future[Closing] = asyncio.get_running_loop().create_future()
         self._draining = False
         self._used = time.monotonic()
@@ -228,12 +229,14 @@ class Socket:
         await _stopped(*tasks)
         await self._lanes.end()
         self._state.store.forget(self._tenant, self._id)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._limits.closing):
-                await self._ws.close(code=closing.code, message=closing.reason.encode())
         transport = self._http.transport
-        if transport is not None and transport.get_write_buffer_size():
-            transport.abort()  # do not wait for the rest to be read
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._limits.closing):
+                    await self._ws.close(code=closing.code, message=closing.reason.encode())
+        finally:  # after a frame that was not read, to close is cancelled
+            if transport is not None and transport.get_write_buffer_size():
+                asyncio.get_running_loop().call_later(self._limits.closing, transport.abort)  # wait no longer for that
 
     def close(self, closing: Closing) -> None:
         """Close the connection; only the first call counts."""
@@ -253,7 +256,7 @@ class Socket:
     # -- tasks ---------------------------------------------------------------------------------------------------
 
     async def _read(self) -> None:
-        """Receive messages; nothing here waits for their answers."""
+        """Receive messages; nothing here waits for their answers, but a refusal waits for a slow reader."""
         while True:
             message = await self._ws.receive()
             self._used = time.monotonic()
@@ -369,7 +372,8 @@ class Socket:
         with contextlib.suppress(ConnectionError):  # the client is gone, which ends the socket
             for event in events:
                 try:
-                    async with asyncio.timeout(self._limits.stall):
+                    # One at a time: to cancel one that waits for the client cancels all that do.
+                    async with asyncio.timeout(self._limits.stall), self._writes:
                         await self._ws.send_frame(msgspec.json.encode(event), WSMsgType.TEXT)
                 except TimeoutError:
                     return self.close(SLOW)

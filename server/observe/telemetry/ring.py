@@ -84,6 +84,7 @@ class Ring:
 
     def hour(self, now: float) -> Counters:
         """What was counted in the last hour, from a full minute on."""
+        self._sample(int(now))
         begin = int(now) - 60 * MINUTES
         return metrics.since(self._counters, self._minutes.before(begin - begin % 60))
 
