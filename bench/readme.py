@@ -21,14 +21,15 @@ Entry = dict[str, Any]
 
 
 def newest(directory: Path = RESULTS) -> list[tuple[str, Entry]]:
-    """The latest record beside peers on several kinds of prompts for each file that was served, the latest first; and
-    the latest of requests at once, if there is one."""
+    """The latest record beside peers on several kinds of prompts for each model that was served, real files before
+    inflated ones and the latest first; and the latest of requests at once, if there is one."""
     found: dict[str, tuple[str, Entry]] = {}
     for file in sorted([*directory.glob("*-peers.json"), *directory.glob("*-at_once.json")], reverse=True):
         entry = json.loads(file.read_text("utf-8"))
         if "at_once" in entry or (len(entry.get("kinds", [])) > 2 and {"llama.cpp", "xllamacpp"} & entry.keys()):
             found.setdefault("" if "at_once" in entry else entry["target"], (file.name, entry))
-    return [*(one for target, one in found.items() if target), *(found[""] for _ in range("" in found))]
+    targets = sorted(filter(None, found), key=lambda target: not target.endswith(".gguf"))  # inflated ones last
+    return [*(found[target] for target in targets), *(found[""] for _ in range("" in found))]
 
 
 def on_gpu(directory: Path = RESULTS) -> tuple[str, list[Entry]]:
@@ -138,7 +139,8 @@ def _beside(records: list[Entry]) -> str:
             for side in ("ours", "theirs")
         ]
         cells = [" / ".join(f"{_median(figures):.0f}" for figures in each) for each in speeds]
-        rows.append([entry["target"], *cells, " / ".join(f"{pair['times']['ratio']:.2f}" for pair in pairs)])
+        made = "" if entry["target"].endswith(".gguf") else " ([inflated](bench/README.md#inflated-models))"
+        rows.append([f"{entry['target']}{made}", *cells, " / ".join(f"{pair['times']['ratio']:.2f}" for pair in pairs)])
     columns = ["", NONE, "our fastest", "llama.cpp's best", "ours over theirs"]
     text = "Other models, measured in the same way, on other machines of the kind (compare within a row):"
     return f"{text}\n\n{markdown(columns, rows)}"
