@@ -21,8 +21,8 @@ from foresay.spec.budget.chance import LEAST, Claims
 from foresay.spec.budget.cost import CostModel, DraftCost, DraftCosts
 from foresay.spec.budget.guard import Guard
 from foresay.spec.budget.members import NOTHING, OPEN, RESTING, Found, Member, SequenceStats
-from foresay.spec.budget.pauses import Turns
 from foresay.spec.budget.plan import NO_PLAN, Leader, Plan, Share, Why
+from foresay.spec.budget.turns import Turns
 from foresay.spec.budget.weigh import CandidatePlan, Estimate, StepCosts
 from foresay.spec.names import NONE, PREDICTION
 from foresay.spec.observer import Observer

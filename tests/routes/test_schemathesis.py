@@ -187,5 +187,5 @@ def test_the_real_engine_stays_up(tmp_path, judged) -> None:
     assert (health["status"], health["running"]) == ("ok", 0)
     # A keep_alive of 0 unloads the model, so the engine may have been started several times; it may not have died.
     restarts = [line for line in metrics.splitlines() if line.startswith("foresay:engine_restarts_total{")]
-    assert restarts and all(line.endswith(" 0") for line in restarts)
+    assert restarts and all(line.endswith(" 0.0") for line in restarts)
     assert "failed" not in server.output

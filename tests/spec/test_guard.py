@@ -64,7 +64,7 @@ def test_the_speed_up_is_what_it_was(tokens: float, took: float) -> None:
     assert right >= 18
 
 
-def test_pauses_grow_and_end_once_it_pays() -> None:
+def test_turns_grow_and_end_once_it_pays() -> None:
     guard = Guard()
     said = run(guard, 20_000, 1.6, 2.2)
     pauses = [int(news.split(" is paused for ")[1].split()[0]) for news in said if "paused" in news]

@@ -14,7 +14,6 @@ from foresay.server.api.common.route import Route, json_response
 from foresay.server.catalog.catalog import find_target
 from foresay.server.host.models.model import Model
 from foresay.server.host.models.models import MODELS, Models
-from foresay.server.observe.telemetry.exposition import CONTENT_TYPE
 from foresay.server.observe.telemetry.records import Replica
 from foresay.server.schemas.shared import ModelCard, ModelList, UsualSampling
 from foresay.server.settings.config import ServeConfig
@@ -236,8 +235,8 @@ def _sampling(entry: Model) -> UsualSampling | UnsetType:
 
 async def metrics(request: web.Request) -> web.Response:
     """Counters, gauges and histograms, for Prometheus."""
-    body = await request.app[MODELS].exposition.text()
-    return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
+    body, content_type = await request.app[MODELS].exposition.text(request.headers.get("Accept", ""))
+    return web.Response(body=body, headers={"Content-Type": content_type})
 
 
 _NAME = (("name", "what clients call the model"),)

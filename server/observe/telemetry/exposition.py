@@ -6,22 +6,31 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import accumulate
+from types import SimpleNamespace
 from typing import Any
 
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import Metric as Family
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.openmetrics.exposition import ALLOWUTF8
+from prometheus_client.process_collector import ProcessCollector
 
 from foresay.server.observe.telemetry.metrics import Histogram, Metric, Series, declared, value_of
 from foresay.server.observe.telemetry.telemetry import Telemetry
 
 PREFIX, COMPATIBLE_PREFIX = "foresay:", "vllm:"
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+KINDS = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
 #: One model's values of a metric: the model's name first.
 OfModel = tuple[str, Histogram | Sequence[Series]]
 #: After this long the event loop runs. A single piece of work takes up to five times as long.
 SLICE_SECONDS = 50e-6
-_ESCAPED = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+#: Escaping schemes that do not change our names.
+HARMLESS = ("underscores", "values")
+#: Encodes families as text.
+Encode = Callable[[Any], bytes]
 
 
 class Exposition:
@@ -32,56 +41,56 @@ class Exposition:
 
     def __init__(self, *telemetries: Telemetry) -> None:
         self._telemetries = telemetries
-        self._process = CollectorRegistry()
-        ProcessCollector(registry=self._process)
+        self._process = ProcessCollector(registry=None)
 
-    async def text(self) -> bytes:
-        """All metrics that have values, and those of the process."""
-        pieces, began = [], time.perf_counter()
-        for family in self._families():
-            pieces.append(family)
+    async def text(self, accept: str) -> tuple[bytes, str]:
+        """All metrics that have values, and those of the process; and their content type, in the format that the Accept
+        header requests."""
+        encode, content_type = chosen(accept)
+        end, pieces, began = encode(registry()), [], time.perf_counter()
+        for family in self.collect():
+            pieces.append(encode(registry(family)).removesuffix(end))
             if time.perf_counter() - began > SLICE_SECONDS:
                 await asyncio.sleep(0)
                 began = time.perf_counter()
-        return "".join(pieces).encode() + generate_latest(self._process)
+        return b"".join([*pieces, end]), content_type
 
-    def _families(self) -> Iterator[str]:
+    def collect(self) -> Iterator[Family]:
         """All metrics. Values that change with each step are read before the first is yielded."""
         each, names = [one.records() for one in self._telemetries], [one.model for one in self._telemetries]
         yield from families(names if len(names) == 1 else [""], [self._telemetries[0].connections])
         for records in zip(*each, strict=True):
             yield from families(names, records)
+        yield from self._process.collect()
 
 
-def families(names: Sequence[str], records: Sequence[Any]) -> Iterator[str]:
+def families(names: Sequence[str], records: Sequence[Any]) -> Iterator[Family]:
     """The metrics of a record that each of these models has, under our names, if there is any series, and under
     vLLM's."""
     for name, metric in declared(records[0]).items():
         models = [(model, value_of(getattr(one, name))) for model, one in zip(names, records, strict=True)]
         if any(isinstance(value, Histogram) or value for _, value in models):
-            yield "".join(_family(PREFIX + name, metric, metric.labels, models))
+            yield _family(PREFIX + name, metric, metric.labels, models)
         if metric.vllm:
             vllm = name if metric.vllm is True else metric.vllm
             fewer = [(model, merged(value, metric.keep)) for model, value in models]
             labels = [metric.labels[index] for index in metric.keep]
-            yield "".join(_family(COMPATIBLE_PREFIX + vllm, metric, labels, fewer))
+            yield _family(COMPATIBLE_PREFIX + vllm, metric, labels, fewer)
 
 
-def _family(name: str, metric: Metric, labels: Sequence[str], models: Sequence[OfModel]) -> Iterator[str]:
+def _family(name: str, metric: Metric, labels: Sequence[str], models: Sequence[OfModel]) -> Family:
     """Each series starts with vLLM's labels: the model's name, and the engine's number, always 0."""
-    name += "_total" if metric.kind == "counter" else ""
-    yield f"# HELP {name} {metric.about}\n# TYPE {name} {metric.kind}\n"
+    family: Any = KINDS[metric.kind](name, metric.about, labels=["model_name", "engine", *labels])
     for model, value in models:
-        own = f'model_name="{model.translate(_ESCAPED)}",engine="0"'
         if isinstance(value, Histogram):
-            for bound, below in zip([*value.bounds, "+Inf"], accumulate(value.counts), strict=True):
-                yield f'{name}_bucket{{{own},le="{bound}"}} {below}\n'
-            yield f"{name}_count{{{own}}} {value.count}\n{name}_sum{{{own}}} {value.sum}\n"
+            bounds = [*map(str, value.bounds), "+Inf"]
+            below = map(float, accumulate(value.counts))
+            family.add_metric((model, "0"), list(zip(bounds, below, strict=True)), value.sum)
         else:
             for values, number in value:
-                more = zip(labels, values, strict=True)
-                each = ",".join([own, *(f'{label}="{one.translate(_ESCAPED)}"' for label, one in more)])
-                yield f"{name}{{{each}}} {number + 0}\n"
+                family.add_metric((model, "0", *values), number)
+    made: Family = family
+    return made
 
 
 def merged(value: Histogram | Sequence[Series], keep: Sequence[int]) -> Histogram | Sequence[Series]:
@@ -93,3 +102,20 @@ def merged(value: Histogram | Sequence[Series], keep: Sequence[int]) -> Histogra
         key = tuple(values[index] for index in keep)
         sums[key] = sums.get(key, 0.0) + number
     return list(sums.items())
+
+
+def registry(*families: Family) -> SimpleNamespace:
+    """Some families, with the interface that an encoder needs."""
+    return SimpleNamespace(collect=lambda: families)
+
+
+def chosen(accept: str) -> tuple[Encode, str]:
+    """The format that an Accept header requests, and its content type; plain text if the header is invalid."""
+    try:
+        encode, content_type = choose_encoder(accept)
+    except TypeError:  # an invalid version
+        encode, content_type = choose_encoder("")
+    if isinstance(encode, partial) and "openmetrics" in content_type and encode.keywords["escaping"] in HARMLESS:
+        # prometheus-client 0.26 escapes colons in samples but not in TYPE lines, so Prometheus 2 cannot match them
+        encode = partial(encode.func, **encode.keywords | {"escaping": ALLOWUTF8})
+    return encode, content_type

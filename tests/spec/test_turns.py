@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from foresay.spec.budget.pauses import Turns
+from foresay.spec.budget.turns import Turns
 
 
 def run(turns: Turns, steps: int, seconds: float, brought: float = 0.0) -> list[int]:
