@@ -24,6 +24,8 @@ from foresay.spec.budget.plan import NO_PLAN, Plan, Share, Why
 from foresay.spec.budget.weigh import CandidatePlan
 from foresay.spec.engine import Engine
 from foresay.spec.price import Price
+from foresay.spec.request import Request
+from foresay.spec.sampling import SamplingParams
 from foresay.spec.scheduler import Scheduler
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import TreeShape
@@ -138,6 +140,20 @@ def test_the_same_tokens_whatever_is_planned(pair, tmp_path: Path, max_seqs, oth
     assert all(budget.kinds[kind] for kind in ("none", "chain", "tree", "found", "both"))
     assert runner.counts["launched"] > 2 * runner.counts["parts"]
     assert accepted(texts) > 12
+
+
+def test_plain_steps_of_a_budget_run_ahead(pair, tmp_path: Path, monkeypatch) -> None:
+    """Those that measure what drafts bring are to take as long as without a budget."""
+    made, pool = pair("llama2", layers=3), PagePool(65, 16)
+    engine = planned_engine(made, models_of(made, pool, "", tmp_path), pool, 1, recorded)
+    monkeypatch.setattr(engine.scheduler.budget, "plan", lambda texts: [NO_PLAN] * len(texts))
+    runner, ahead = engine.runner, 0
+    assert isinstance(runner, GraphStepRunner)
+    engine.add(Request(id="one", prompt=[3, 5, 7], params=SamplingParams(max_tokens=30, seed=1, ignore_eos=True)))
+    while engine.has_work:
+        engine.step()
+        ahead += runner._ahead is not None
+    assert ahead > 20
 
 
 @pytest.mark.parametrize(
