@@ -180,7 +180,7 @@ def test_what_a_draft_takes_corrects_its_price() -> None:
 
 
 def test_where_looking_is_dear_and_vain_a_step_without_drafts_is_not_planned_anew() -> None:
-    """And it is again as soon as another text begins."""
+    """And it is again soon after another text has begun, at most some 3 % of the time later."""
     budget, one = budget_of(Member.looking(Parrot("looked", DraftTree.chain([7]))), model(50.0), timed=True), sequence()
     one.limit, whys = 10_000, []
     budget.members["model"].tries = 16  # or it would be tried first
@@ -192,8 +192,8 @@ def test_where_looking_is_dear_and_vain_a_step_without_drafts_is_not_planned_ane
     repeated = [why is before for before, why in pairwise(whys)]
     assert sum(repeated[100:]) > 1800
     budget.ended(one)
-    (_,) = budget.plan([replace(one, id="other", tokens=[1, 7])])
-    assert budget.why is not whys[-1]
+    other = replace(one, id="other", tokens=[1, 7])
+    assert any(budget.plan([other]) and budget.why is not whys[-1] for _ in range(12))
 
 
 def test_a_step_in_which_no_text_may_draft_may_be_the_first() -> None:
