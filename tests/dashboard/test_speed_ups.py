@@ -49,7 +49,7 @@ def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tup
     script, wild, truth = SCRIPTS[request.param]
     clock = Clock(wild)
     clock.give(monkeypatch)
-    for module in ("host.local", "cli.probe"):
+    for module in ("engine_process.local", "cli.probe"):
         monkeypatch.setattr(f"foresay.server.{module}.build_engine", building(script, clock))
     monkeypatch.setattr("foresay.server.cli.probe.PROMPTS", ("a", "b", "c", "d", "e", "f"))
     return script, clock, truth
