@@ -40,8 +40,9 @@ _SOON = 16
 _FIRST_TRIES = 6
 #: A try that took longer than so many times its estimate was delayed by something else.
 _MOST_OVER = 4.0
-#: Of steps in which nothing is drafted or chosen, one of so many is learnt from.
-_SAMPLED = 4
+#: One of so many steps is learnt from where little changes: in which nothing is drafted or chosen, and what drafts take,
+#: after so many.
+_SAMPLED, _KNOWN = 4, 64
 #: What fails when a plan does, in words.
 _CHOICE = "the choice of drafts"
 
@@ -125,7 +126,7 @@ class Budget(Observer):
             return
         alone = self.timed and bool(results) and not (trace.prefill_rows or trace.aside)
         if alone and not trace.plain:
-            self._measured(trace, results, stands_for)
+            self._measured(trace, results, model, stands_for)
         if plain:
             return  # there is nothing else to learn from
         # As expected, since uncertain costs are expected to be low: with real ones, time would seem worth too little.
@@ -140,15 +141,14 @@ class Budget(Observer):
         if alone:
             self._timed(trace, [result.tree for result in results if result.tree is not None], right)
 
-    def _measured(self, trace: StepTrace, results: Sequence[VerifyResult], steps: int) -> None:
+    def _measured(self, trace: StepTrace, results: Sequence[VerifyResult], model: str, steps: int) -> None:
         """Pass to the guard what this step came to, and as many like it, unless grammars forced tokens in it."""
-        if any(result.forced or result.tree is None for result in results):
+        if any([result.forced or result.tree is None for result in results]):
             return
+        drafted = any([result.scheduled.plan.shares for result in results])
+        tried = drafted and self.why is not None and self.why.probe
         tokens = sum([len(result.emitted) for result in results]) / len(results)
-        whys = [result.scheduled.plan.why for result in results if result.scheduled.plan.shares]
-        drafter = NONE if not whys or whys[0] is None else whys[0].ways[0].model
-        tried = drafter != NONE and self.why is not None and self.why.probe
-        self.guard.saw(drafter, len(results), tokens, trace.seconds, tried, steps)
+        self.guard.saw(model if drafted else NONE, len(results), tokens, trace.seconds, tried, steps)
 
     def _drafted(self, why: Why, seconds: float) -> None:
         """Count a model's draft. What a try took beyond its estimate is saved before the next one. seconds: of the
@@ -169,6 +169,8 @@ class Budget(Observer):
             self._weighing.took(chosen, total - chosen)
         seconds = trace.seconds.get("propose", 0.0)
         for name, member in self._models.items() if seconds else ():
+            if member.tries > _KNOWN and trace.number % _SAMPLED:
+                continue
             pairs = [(part, tree) for tree in trees for part in tree.parts or (tree,) if part.drafter == name]
             if levels := max([part.levels for part, _ in pairs], default=0):
                 # Nodes that were not worth their rows were hardly rows of the draft either.
