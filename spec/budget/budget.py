@@ -40,8 +40,8 @@ _SOON = 16
 _FIRST_TRIES = 6
 #: A try that took longer than so many times its estimate was delayed by something else.
 _MOST_OVER = 4.0
-#: One of so many steps is learnt from where little changes: in which nothing is drafted or chosen, and what drafts take,
-#: after so many.
+#: One of so many steps is learnt from where little changes: plain ones that were not chosen, and, after so many drafts,
+#: what these take.
 _SAMPLED, _KNOWN = 4, 64
 #: What fails when a plan does, in words.
 _CHOICE = "the choice of drafts"
@@ -125,7 +125,7 @@ class Budget(Observer):
         if trace.number % stands_for:
             return
         alone = self.timed and bool(results) and not (trace.prefill_rows or trace.aside)
-        if alone and not trace.plain:
+        if alone and not trace.plain and self.pinned is None:
             self._measured(trace, results, model, stands_for)
         if plain:
             return  # there is nothing else to learn from
@@ -143,9 +143,9 @@ class Budget(Observer):
 
     def _measured(self, trace: StepTrace, results: Sequence[VerifyResult], model: str, steps: int) -> None:
         """Pass to the guard what this step came to, and as many like it, unless grammars forced tokens in it."""
-        if any([result.forced or result.tree is None for result in results]):
+        if any(result.forced or result.tree is None for result in results):
             return
-        drafted = any([result.scheduled.plan.shares for result in results])
+        drafted = any(result.scheduled.plan.shares for result in results)
         tried = drafted and self.why is not None and self.why.probe
         tokens = sum([len(result.emitted) for result in results]) / len(results)
         self.guard.saw(model if drafted else NONE, len(results), tokens, trace.seconds, tried, steps)

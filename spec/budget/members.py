@@ -45,9 +45,9 @@ _NEXT_TO_HITS = 0.65
 @dataclass(slots=True, eq=False)
 class Member:
     """One drafter. levels: the most it drafts. cost: as measured; costs: as learnt. salts: the accuracy of its claims.
-    brings: the recent average of its trees, first: of their first level's chance; came, claimed: how many of their nodes
-    were accepted lately, and should have been. idle: steps since it was best. tries:
-    how often it was asked. saved: seconds that it may lose in a try."""
+    brings: the recent average of its trees, first: of their first level's chance; came, claimed: how many of their
+    nodes were accepted lately, and should have been. idle: steps since it was best. tries: how often it was asked.
+    saved: seconds that it may lose in a try."""
 
     drafter: Drafter
     looks: bool

@@ -113,6 +113,20 @@ def test_a_pinned_shape_is_drafted_by_the_best_and_measures_the_others() -> None
         assert [way.model for way in budget.why.ways] == ["", "model", ""]
 
 
+def test_what_is_pinned_is_not_paused_even_if_it_loses() -> None:
+    """Plain steps in between, in which the model could not draft, show that it does."""
+    budget, one = budget_of(model(), timed=True, pinned=TreeShape.chain(2)), sequence()
+    one.limit = 10_000
+    for _ in range(60):
+        (plan,) = budget.plan([one])
+        assert plan.shape.widths == (1, 1)
+        budget.stepped(*came(one, plan, MODEL, [9], 0, propose=9.0, forward=1.0))
+        for _ in range(2):
+            budget.plan([one])
+            budget.stepped(*came(one, NO_PLAN, DraftTree.chain([one.tokens[-1]]), [9], 0, forward=1.0))
+    assert budget.guard.speed_up == 0.0, "only what is measured is shown as measured"
+
+
 def test_where_there_is_no_room_for_a_draft_none_is_planned() -> None:
     budget, one = budget_of(model()), sequence()
     assert budget.plan([one])[0].shape.levels
