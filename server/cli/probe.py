@@ -24,6 +24,7 @@ from foresay.spec.errors import ForesayError
 from foresay.spec.request import EngineInfo, Request
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.scheduler import Scheduler
+from foresay.spec.trace import Statistics
 from foresay.spec.tree import ROOT_ONLY
 
 TEMPERATURES = (0.0, 1.0)
@@ -120,14 +121,15 @@ def _tokens(plain: EngineCore, drafted: EngineCore, prompts: list[list[int]], se
 def _write(text: _ProbeText, engine: EngineCore) -> Written:
     """Decode one text, alone in the engine."""
     engine.add(Request(id="probe", prompt=list(text.prompt), params=text.params))
-    tokens: list[int] = []
+    tokens, counts = list[int](), Statistics(prompt_tokens=len(text.prompt))
     while True:
         for delta in engine.step():
             tokens += delta.tokens
+            counts.take(delta, len(delta.tokens))
             if delta.finish_reason is not None:
-                if delta.statistics is None or delta.error is not None:
+                if delta.finish_reason == "error" or delta.error is not None:
                     raise ProbeFailed(f"a text ended with an error: {delta.error or delta.finish_reason}")
-                return Written(tokens, delta.statistics, engine.trace.crowded if engine.trace else 0.0)
+                return Written(tokens, counts, engine.trace.crowded if engine.trace else 0.0)
 
 
 # -- what the numbers mean --------------------------------------------------------------------------------

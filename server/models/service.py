@@ -206,9 +206,8 @@ class Service:
         their text may be kept for the self-check and for the dashboard, where their key can read it again.
         """
         requests, count = [choice.request for choice in choices], len(choices)
-        words = {choice.request.id: choice.words for choice in choices}
         self._check_queue(count)
-        with self.telemetry.watching(requests, keeps_text, words) as all_stats:
+        with self.telemetry.watching(choices, keeps_text) as all_stats:
             meter, over = CONTEXT.get().meter, self.lease.close
             meter.prompt_tokens += sum(len(request.prompt) for request in requests if request.fork_of is None)
             generation = Generation(self.engine, requests, self.most_pending_tokens, meter.wrote, all_stats, over)

@@ -15,7 +15,8 @@ from foresay.server.cli.pair import _note_texts, check
 from foresay.server.cli.probe import advice
 from foresay.server.engine.checks import Notes
 from foresay.spec.accept import ByDepth
-from foresay.spec.trace import SequenceTrace, Statistics
+from foresay.spec.request import Delta, Origin
+from foresay.spec.trace import Statistics
 from tests.checking.pairs import DOUBTFUL, FAULTY, SOUND
 
 
@@ -161,21 +162,12 @@ def statistics(accepted: list[int], speed: float) -> Statistics:
     steps, tokens = len(accepted), sum(accepted) + len(accepted)
     return Statistics(
         prompt_tokens=4,
-        cached_tokens=0,
         completion_tokens=tokens,
-        steps=steps,
-        drafted=3 * (steps - 1),
-        accepted=tokens - steps,
         drafted_per_depth=[steps - 1] * 3,
         accepted_per_depth=[sum(number > depth for number in accepted) for depth in range(3)],
-        acceptance_histogram=[accepted.count(number) for number in range(4)],
-        num_spec_tokens=3,
-        discarded=0,
-        preemptions=0,
-        seconds={"propose": 1.0, "forward": 3.0},
-        time_to_first_token=0.1,
-        decode_seconds=tokens / speed if speed else 0.0,
-        decode_tokens_per_second=speed,
+        seconds={"propose": 1.0, "forward": 3.0, "prefill": 0.0},
+        first=0.1,
+        last=0.1 + tokens / speed if speed else 0.1,
         per_step_drafted=[0, *[3] * (steps - 1)],
         per_step_accepted=accepted,
     )
@@ -243,13 +235,12 @@ def test_an_answer_of_one_token_counts_as_none() -> None:
 
 def test_a_text_that_came_whole_in_one_step_has_the_speed_of_that_step() -> None:
     """Which is the best that drafts can do, and was taken for no speed at all."""
-    trace, read = SequenceTrace(), SequenceTrace()
-    trace.charge({"propose": 0.004, "forward": 0.016})
-    read.charge({"prefill": 0.020})
-    for one in (trace, read):
-        one.record([1, 2, 3], 3, 4)
-    assert trace.statistics(1, 0, 4, 3).decode_tokens_per_second == pytest.approx(200.0)
-    assert read.statistics(1, 0, 4, 3).decode_tokens_per_second == 0.0, "its prompt was read in the same time"
+    whole, read, spent = Statistics(), Statistics(), {"propose": 0.004, "forward": 0.016}
+    for one, accepted in ((whole, 3), (read, 0)):
+        origin = Origin(1, "", list(range(-1, accepted)), 0, list(range(1, accepted + 1)), spent)
+        one.take(Delta(id="r", tokens=[5] * (1 + accepted), origin=origin, elapsed=0.02), 1 + accepted)
+    assert whole.decode_tokens_per_second == pytest.approx(200.0)
+    assert read.decode_tokens_per_second == 0.0, "its prompt was read in the same time"
 
 
 def test_the_speed_up_follows_from_the_speeds_and_lies_among_single_ones() -> None:
