@@ -112,29 +112,21 @@ def show_models(config: None, arguments: Namespace) -> int:
 # -- foresay check -----------------------------------------------------------------------------------------------------
 
 
-#: How long --probe measures, without loading.
-PROBE_SECONDS = 25.0
-
-
 @command(EngineConfig)
-@argument("--probe", action="store_true", help="load both, then measure for 25 seconds")
 @argument("--json", action="store_true", help="print one JSON object instead of the report")
 def check(config: EngineConfig, arguments: Namespace) -> int:
     """Say whether a target and a drafter fit, and if not, what to change.
 
     foresay check Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B
-    foresay check ./my-model --draft eagle3:./my-head --draft-tree 4,6,6,4,3 --probe
+    foresay check ./my-model --draft eagle3:./my-head --draft-tree 4,6,6,4,3
     """
     with Stages() as stages:
         stages("importing")
         from foresay.server.cli import pair
-        from foresay.server.cli.probe import plain
 
         stages("reading the models' headers")
-        report = None if arguments.probe else pair.check(config, None)
-    if report is None:
-        report = pair.check(config, PROBE_SECONDS)
-    print(msgspec.json.encode(report).decode() if arguments.json else plain(report))
+        report = pair.check(config)
+    print(msgspec.json.encode(report).decode() if arguments.json else report)
     return 0 if report.works else 1
 
 

@@ -163,10 +163,12 @@ def opened(request: urllib.request.Request, seconds: float | None) -> Any:
     return opener.open(request, timeout=seconds)
 
 
-def answer(url: str, path: str, key: str | None, seconds: float | None = None) -> dict[str, Any]:
-    """The server's response to a GET, if it is a single line; raises ForesayError if it is an error. seconds: timeout;
-    None: wait forever."""
-    found = next(answers(url, path, key, seconds=seconds), {})
+def answer(
+    url: str, path: str, key: str | None, seconds: float | None = None, body: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """The server's response, to a GET if there is no body, if it is a single line; raises ForesayError if it is an
+    error. seconds: timeout; None: wait forever."""
+    found = next(answers(url, path, key, body, seconds), {})
     if "error" in found:
         raise ForesayError(f"--url {url}: {found['error']['message']}")
     return found

@@ -18,7 +18,6 @@ import msgspec
 from foresay.server.engine.build import build_engine
 from foresay.server.engine.costs import Costs
 from foresay.server.engine.handover import Witness
-from foresay.server.engine.history import HistoryWriter
 from foresay.server.engine_process.text_stream import Completion, Progress, TextStream, loading
 from foresay.server.schemas.shared import StructuredOutputs
 from foresay.server.settings.config import USUAL_TOKENS, EngineConfig, SamplingConfig
@@ -115,7 +114,6 @@ class Engine:
         self._directory = target_directory(config)
         self.tokenizer = Tokenizer.load(self._directory)
         self._engine = build_engine(config, progress, costs=Costs(), witness=Witness())
-        self._history = HistoryWriter.of(config, self._engine)
         self._seed = config.seed
         #: max_tokens of requests without one; None: whatever the context leaves.
         self.usual_tokens: int | None = None
@@ -159,8 +157,6 @@ class Engine:
         for stream in list(self._streams.values()):
             stream.close()
         self._engine.notify()
-        if self._history is not None:
-            self._history.close()
 
     @overload
     def generate(

@@ -12,7 +12,6 @@ from time import monotonic
 
 from foresay.server.engine.build import build_engine
 from foresay.server.engine.handover import Witness
-from foresay.server.engine.history import HistoryWriter
 from foresay.server.engine.memory import NoRoom
 from foresay.server.engine_process import frames
 from foresay.server.engine_process.frames import GONE, Link
@@ -161,7 +160,6 @@ def serve(link: Link) -> int:
     if engine is None:
         return 2
     engine.steps = start.steps
-    history = HistoryWriter.of(start.config, engine)
     gc.freeze()  # what was loaded stays; a full collection would traverse all of it in mid-stream
     link.send(frames.Ready(engine.info, start.costs, progress if engine.info.device == "cpu" else ""))
     try:
@@ -175,7 +173,5 @@ def serve(link: Link) -> int:
         link.send(frames.Failed(f"the engine process failed ({type(error).__name__}: {error})", running=running))
         return 1
     finally:
-        if history is not None:
-            history.close()
         leave_off()
     return 0

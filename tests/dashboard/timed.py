@@ -55,7 +55,7 @@ class Clock:
 
     def give(self, patch: pytest.MonkeyPatch) -> None:
         """Everything that times an engine reads it."""
-        for module in ("spec.engine", "spec.trace", "server.cli.probe"):
+        for module in ("spec.engine", "spec.trace"):
             patch.setattr(f"foresay.{module}.time", SimpleNamespace(perf_counter=self, monotonic=self))
 
 

@@ -145,7 +145,7 @@ def test_a_proxy_is_not_asked_for_this_machine(busy: str, monkeypatch) -> None:
     Busy.asked = 1 + Busy.silent
     assert launch._health(busy) == {"status": "ok", "engine_starts": 1}
     with pytest.raises(ForesayError, match="no Foresay server answers there"):
-        launch._answer(busy.replace("127.0.0.1", "foresay.invalid"), "/v1/models", "none")
+        launch.answer(busy.replace("127.0.0.1", "foresay.invalid"), "/v1/models", "none")
     assert launch._health("http://foresay.invalid") is None, "the proxy refused, which nobody asked for 127.0.0.1"
 
 
