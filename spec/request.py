@@ -183,7 +183,7 @@ class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
     chosen: whether drafter and amount are chosen at every step; then ``draft_shape`` is the maximum. drafter_doubts:
     doubts about the drafters. kv_disk: how much KV is kept on disk, in words; "" if unknown. warnings: for the
     operator, a sentence each. identity: what its texts depend on, by part
-    (:mod:`foresay.server.engine.identity`).
+    (:mod:`foresay.server.engine.handover`).
     """
 
     target: str

@@ -25,8 +25,7 @@ import msgspec
 
 from foresay.server.cli.command import argument, command
 from foresay.server.cli.progress import Stages
-from foresay.server.engine_process.child import ahead
-from foresay.server.engine_process.imports import uncollected
+from foresay.server.engine_process.child import ahead, uncollected
 from foresay.server.settings.config import SECTIONS, EngineConfig, ServeConfig
 from foresay.server.settings.fields import Setting, applied_by, settings_of
 from foresay.server.settings.load import load

@@ -28,8 +28,7 @@ from foresay.server.engine.drafting import (
     record_steps,
     runner_of,
 )
-from foresay.server.engine.handover import Witness, opened
-from foresay.server.engine.identity import identity
+from foresay.server.engine.handover import Witness, identity, opened
 from foresay.server.engine.memory import Demand, MemoryPlan, check_others, footprint, plan_cpu
 from foresay.server.engine.numbers import FAST, bits_of, choose_activations, choose_dtype, with_kv
 from foresay.server.engine.parameters import in_words, kv_kind, pinned, quantized

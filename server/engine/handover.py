@@ -1,5 +1,6 @@
 """What an engine takes over from earlier starts on this machine: KV on disk (how much, in which folder, and what the
-bytes of a page depend on besides its text), and whether it is exact.
+bytes of a page depend on besides its text), and whether it is exact. And what a text depends on besides its request:
+engines with one identity write the same text for one request and seed.
 
 Exactness is probed at this start, or was at an earlier start of the same engine, and then again while no request runs.
 
@@ -11,9 +12,10 @@ before it is ready.
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -21,10 +23,14 @@ import torch
 from foresay.kvpaging import DiskPages, KVStore, PagePool, WindowPages
 from foresay.server.engine.device import Device, LoadContext
 from foresay.server.engine.drafters.entry import Entry, FromFiles
+from foresay.server.engine.numbers import PORTABLE
 from foresay.server.engine.parameters import kv_kind
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.units import bytes_in_words, bytes_of, moment
 from foresay.verifier.model import kept_weights
+from foresay.verifier.model.checkpoint import Checkpoint
+from foresay.verifier.model.gguf.file import LINK, parts_of
+from foresay.verifier.model.rope_config import LongScaling
 from foresay.verifier.model_runner import ModelRunner
 from foresay.verifier.ops.kernels.cpu import kept, threads
 from foresay.verifier.ops.kernels.cpu.jit import Processor
@@ -164,3 +170,69 @@ class Witness:
             found = self._noted(done.value)
             if not found.exact:
                 raise NotExact(f"{found.reason}, although they did not at an earlier start") from None
+
+
+# -- identity ----------------------------------------------------------------------------------------------------------
+
+
+#: The number of the order of sums, roundings and draws (docs/same-tokens.md#the-bits) where bits are not portable: one
+#: more when a change of ours changes the tokens that anybody's model writes.
+RULES = 2
+#: Which files are what, besides the weights; all others of a model change no token.
+_PARTS = {
+    "tokenizer": ("tokenizer*", "tekken*", "vocab*", "merges*", "special_tokens*", "added_tokens*", "chat_template*"),
+    "settings": ("config.json", "generation_config.json"),
+}
+#: A hub's cache names a large file by its sha256.
+_HUB = 64
+
+
+def identity(loading: LoadContext, activations: str, bits: str, exact: bool) -> dict[str, str]:
+    """The parts, each as a string. activations: the type that weights are multiplied with. bits: the class. Weights are
+    read once for each version of a file, unless the hub's cache names it by its content."""
+    loading.report("reading the fingerprint")
+    config, kind, directory = loading.config, kv_kind(loading.model, loading.config.kv_dtype), loading.target
+    keys = loading.dtype if kind == "auto" else kind
+    numbers = f"{loading.dtype}, activations {activations}, kv {keys}, quantize {config.quantize or 'none'}"
+    for scaling in dict.fromkeys(rope.parameters for rope in loading.model.ropes if rope is not None):
+        if isinstance(scaling, LongScaling):  # which of its factors are used follows from the longest text
+            numbers += f", {'long' if loading.length > scaling.original_positions else 'short'} texts"
+    link = directory / LINK
+    weights = parts_of(link.resolve()) if link.is_symlink() else Checkpoint.open(directory).files
+    claim = "" if exact else ", not exact"
+    found = {part: [path for each in patterns for path in directory.glob(each)] for part, patterns in _PARTS.items()}
+    return {
+        "weights": _digest(weights),
+        **{part: _digest(files) for part, files in found.items()},
+        "numbers": numbers,
+        "arithmetic": f"{_arithmetic(loading, bits)}{claim}",
+    }
+
+
+def _arithmetic(loading: LoadContext, bits: str) -> str:
+    if bits == PORTABLE:
+        return bits
+    here, on = Processor.here(), loading.device.model
+    if not loading.device.is_gpu:
+        on = f"{here.name}{' with dot products of bf16' if here.multiplies_bf16 else ''}"
+    return f"{bits}, rules {RULES} on {on}, torch {torch.__version__}"
+
+
+def _digest(files: Iterable[Path]) -> str:
+    """Of contents, in the order of the files' names; of a single file the name says nothing."""
+    ordered = sorted(set(files))
+    contents = [f"{path.name if len(ordered) > 1 else ''}={_content(path.resolve())}" for path in ordered]
+    return hashlib.sha256("\n".join(contents).encode()).hexdigest()
+
+
+def _content(path: Path) -> str:
+    """The sha256 of a file's content; a large one is read once for each version of it."""
+    if len(path.name) == _HUB and path.parent.name == "blobs":
+        return path.name
+    key = kept.key_of("content", str(path), repr(kept.seen(path)))
+    if (known := kept.find(key)) is not None:
+        return known.decode()
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    kept.keep(key, found.encode())
+    return found

@@ -24,7 +24,7 @@ import msgspec
 from aiohttp import web
 
 from foresay.server.engine.generation import Generation, ServedEngine
-from foresay.server.gateway.caller import CONTEXT
+from foresay.server.gateway.keys import CONTEXT
 from foresay.server.metrics.records import SelfCheckCounts
 from foresay.server.schemas.errors import ApiError, EngineFailed, Unavailable
 from foresay.server.text.choice import Choice

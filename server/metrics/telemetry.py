@@ -20,7 +20,7 @@ from typing import cast
 
 import foresay
 from foresay.server.engine.generation import EngineStatus, StatusSource
-from foresay.server.gateway.caller import CONTEXT
+from foresay.server.gateway.keys import CONTEXT
 from foresay.server.metrics.counters import Counters
 from foresay.server.metrics.fields import TOKEN_BOUNDS, Histogram, declared, value_of
 from foresay.server.metrics.records import (

@@ -14,8 +14,8 @@ from typing import TypeVar
 import msgspec
 
 from foresay.server.engine.generation import MOST_PENDING_TOKENS, Generation, ServedEngine, deadline, unavailable
-from foresay.server.engine_process.imports import import_tokenizers
-from foresay.server.gateway.caller import CONTEXT
+from foresay.server.engine_process.child import import_tokenizers
+from foresay.server.gateway.keys import CONTEXT
 from foresay.server.metrics.records import Connections
 from foresay.server.metrics.selfcheck import SelfCheck
 from foresay.server.metrics.telemetry import Telemetry
@@ -180,7 +180,7 @@ class Service:
 
     @property
     def fingerprint(self) -> str:
-        """Identifies all that its texts depend on besides the request (:mod:`foresay.server.engine.identity`)."""
+        """Identifies all that its texts depend on besides the request (:mod:`foresay.server.engine.handover`)."""
         return self.opened()[1].fingerprint
 
     def origin(self, request_id: str, requested: str | None) -> AnswerOrigin:

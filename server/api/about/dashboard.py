@@ -18,7 +18,7 @@ from aiohttp import web
 from msgspec import UNSET, UnsetType
 
 from foresay.server.api.common.route import EVENTS, Route, json_response
-from foresay.server.gateway.caller import CONTEXT
+from foresay.server.gateway.keys import CONTEXT
 from foresay.server.metrics.report import HistoryReport, Point, RequestDetail, RequestSummary, Snapshot
 from foresay.server.metrics.telemetry import Telemetry
 from foresay.server.models.model import Model
