@@ -17,7 +17,6 @@ import msgspec
 
 from foresay.server.engine.build import build_engine
 from foresay.server.engine.costs import Costs
-from foresay.server.engine.handover import Witness
 from foresay.server.engine_process.text_stream import Completion, Progress, TextStream, loading
 from foresay.server.schemas.shared import StructuredOutputs
 from foresay.server.settings.config import USUAL_TOKENS, EngineConfig, SamplingConfig
@@ -113,7 +112,7 @@ class Engine:
     def _start(self, config: EngineConfig, progress: Progress | None) -> None:
         self._directory = target_directory(config)
         self.tokenizer = Tokenizer.load(self._directory)
-        self._engine = build_engine(config, progress, costs=Costs(), witness=Witness())
+        self._engine = build_engine(config, progress, costs=Costs(), cached=True)
         self._seed = config.seed
         #: max_tokens of requests without one; None: whatever the context leaves.
         self.usual_tokens: int | None = None
