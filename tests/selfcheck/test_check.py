@@ -211,12 +211,10 @@ async def test_too_many_answers_are_skipped() -> None:
     engine = ScriptedEngine(TOKENS, run=9)
     async with checking(engine) as checker:
         await checker.ask(*(request(f"r{number}", prompt=[number]) for number in range(100)))
-        assert (checker.counts.self_check_waiting, checker.counts.self_check_skipped) == (
-            MOST_ANSWERS,
-            100 - MOST_ANSWERS,
-        )
+        counts, parts = checker.counts, (MOST_ANSWERS, 100 - MOST_ANSWERS)
+        assert (counts.self_check_waiting, counts.self_check_skipped) == parts
         await until(lambda: not checker.counts.self_check_waiting)
-    assert (checker.counts.self_check_requests, checker.counts.self_check_skipped) == (MOST_ANSWERS, 100 - MOST_ANSWERS)
+    assert (counts.self_check_requests, counts.self_check_skipped) == parts
     assert [again.prompt for again in checks(engine)] == [[number] for number in range(100)][-MOST_ANSWERS:]
 
 
