@@ -45,6 +45,7 @@ class StaticRows:
     and of actual rows with logits, if that is only known when the pass runs; None: all are. windowed: the same rows for
     sliding-window layers; None if those use the pool's pages too. states: for recurrent layers, if there are any.
     sampled: the rows with logits alone, for layers after the last one that stores anything; None: all go through them.
+    block: the same rows, each of which sees all of its sequence's, for layers that are not causal; None: these do.
     """
 
     tokens: Tensor
@@ -57,9 +58,12 @@ class StaticRows:
     windowed: StaticRows | None = None
     states: StateRows | None = None
     sampled: StaticRows | None = None
+    block: StaticRows | None = None
 
-    def of_layer(self, windowed: bool) -> StaticRows:
+    def of_layer(self, windowed: bool, causal: bool = True) -> StaticRows:
         """The rows for a layer. windowed: whether it keeps them in window pages."""
+        if not causal and self.block is not None:
+            return self.block
         assert not windowed or self.windowed is not None, "it is known where window pages are"
         return self.windowed if windowed and self.windowed is not None else self
 
