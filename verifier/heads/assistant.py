@@ -27,7 +27,6 @@ Legend: R rows, H the target's width, A the assistant's, V vocabulary, C tokens 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -38,14 +37,14 @@ from foresay.kvpaging import KVStore, PageTable
 from foresay.spec.protocols import Features, Rows
 from foresay.verifier.forward_batch import ForwardBatch, StaticRows
 from foresay.verifier.heads.layouts import HeadTensors
-from foresay.verifier.heads.reader import fill, known_ids, packed_layers, taken
+from foresay.verifier.heads.reader import fill, known_ids, pack, taken
 from foresay.verifier.model.config import FINAL_NORM, ModelConfig
-from foresay.verifier.model.decoder import Decoder, Packed, norm_of
+from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.errors import WeightsError
 from foresay.verifier.model.families import INSIDE
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.forward import logits_of, run_layers
-from foresay.verifier.model.linear import Linear, Matrix
+from foresay.verifier.model.linear import Linear
 from foresay.verifier.model.nodes import Attention, Layer, Outside
 from foresay.verifier.model.products import Product
 from foresay.verifier.model.quantization import HEAD
@@ -150,22 +149,6 @@ class Clusters:
     chosen: int
     output: Tensor
 
-    @classmethod
-    def of(
-        cls,
-        clusters: tuple[int, int],
-        matrices: Mapping[str, Matrix],
-        output: Matrix,
-        tokens: Tensor | None,
-        where: str,
-    ) -> Clusters:
-        """clusters: see :class:`AssistantConfig`. tokens: int64[V], cluster by cluster. where: the file."""
-        if tokens is None:
-            raise WeightsError(f"{where}: {_ORDERING} is missing")
-        assert isinstance(output, Tensor), "only floats"
-        ids = known_ids(tokens.long(), len(output), f"{where}: {_ORDERING}").view(clusters[0], -1)
-        return cls(Linear(matrices[_CENTROIDS], None, output.dtype), ids.to(output.device), clusters[1], output)
-
     def logits(self, normed: Tensor) -> Tensor:
         """fp32[R, V], minus infinity for the tokens of other clusters."""
         likeliest = self.centroids.wide(normed).topk(self.chosen, dim=-1, sorted=False).indices
@@ -199,12 +182,17 @@ class AssistantHead:
         tokens = taken(files, _ORDERING, target.config.vocab_size)
         model = config.described(output, target.config)
         weights = fill(files, model, target)
-        matrices, vectors = weights.outside.matrices, weights.outside.vectors
+        matrices = weights.outside.matrices
         into, back = (Linear(matrices[name], None, target.dtype) for name in (_INTO, _BACK))
-        clusters = config.clusters and Clusters.of(config.clusters, matrices, matrices[output], tokens, files.where)
-        head = Linear(matrices[output] if clusters is None else clusters.output[:1], None, target.dtype)
-        last = norm_of(model.stack.norm, FINAL_NORM, vectors, vectors[f"{FINAL_NORM}.weight"])
-        packed = Packed(target.embedding, packed_layers(model, weights, target), last, head)
+        rows, clusters, where = matrices[output], None, f"{files.where}: {_ORDERING}"
+        assert isinstance(rows, Tensor), "only floats"
+        if config.clusters is not None:
+            if tokens is None:
+                raise WeightsError(f"{where} is missing")
+            ids = known_ids(tokens.long(), len(rows), where).view(config.clusters[0], -1).to(target.device)
+            clusters = Clusters(Linear(matrices[_CENTROIDS], None, target.dtype), ids, config.clusters[1], rows)
+        head = Linear(rows if clusters is None else rows[:1], None, target.dtype)
+        packed = pack(model, weights, target.embedding, head)
         return cls(config, Decoder(model, packed, target.max_positions), into, back, clusters)
 
     @torch.inference_mode()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from foresay.verifier.model.families.family import layer_types
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.nodes import Layer, Stack
 from foresay.verifier.model.predicting import EMBEDDING, HIDDEN, MtpLayout, mtp_layer
+from foresay.verifier.model.products import Vector
 
 #: A target with fewer layers has no three distinct default layers.
 _LEAST_LAYERS = 6
@@ -27,6 +28,8 @@ FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "fu
 #: those before the last norm.
 MTP, RAW = "mtp", "raw"
 Scales = tuple[float, float, float | None]
+#: P-EAGLE's replacement for features.
+MASK = "mask_hidden"
 #: The norms of both halves of the first layer's input in EAGLE-3: of the token's embedding, and of the state.
 FIRST_NORMS = "model.layers.0.input_layernorm", "model.layers.0.hidden_norm"
 
@@ -68,11 +71,6 @@ class HeadConfig:
         """The features that the target's passes must return."""
         return FeatureRequest("final" in self.names, self.layers)
 
-    @property
-    def parallel(self) -> bool:
-        """Whether it is P-EAGLE's, with a learnt feature of masks."""
-        return self.generation == 3 and self.mask is not None
-
     @classmethod
     def of_mtp(cls, target: ModelConfig, layout: MtpLayout) -> HeadConfig:
         """The configuration of a checkpoint's extra (MTP) layer: one with attention, over the normalised token
@@ -103,6 +101,14 @@ class HeadConfig:
         each = (f"fc_norm.{index}" for index in range(count if "fc_norm" in self.flags else 0))
         whole = {"input_norm": width * count} if "norm_before_fc" in self.flags else {}
         return {**sizes, **dict.fromkeys(each, width), **whole}
+
+    def vectors(self, width: int, stored: Container[str] = ()) -> Iterator[Vector]:
+        """Its vectors outside the layers, see :meth:`norms`: ``pair`` reads norms in the dtype of activations."""
+        kind = self.layer.stack.norm
+        for name, size in self.norms(width, stored).items():
+            yield from (kind if name == FINAL_NORM else replace(kind, wide=False)).vectors(name, size)
+        if self.generation == 3 and self.mask is not None:
+            yield Vector(MASK, 1, more=(1, width * len(self.names)))
 
     def reading(self, layers: Sequence[int]) -> HeadConfig:
         """The same for a head that reads the inputs of these layers."""

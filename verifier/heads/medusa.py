@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import count, takewhile
 from pathlib import Path
 
 import torch
@@ -144,10 +145,10 @@ def _products(files: HeadTensors, drafted: int, target: ModelConfig) -> Iterator
 
 def _head(number: int, found: LayerWeights, ids: Tensor | None, config: Fields, target: Decoder) -> MedusaHead:
     """With its own output matrix; or, if it has none, one in the file, head 0's, or the target's."""
-    inside = [[name for name in found.matrices if re.match(rf"{one}\.\d+\.linear$", name)] for one in (number, 0)]
-    blocks = tuple(Linear(found.matrices[name], found.biases.get(name)) for name in sorted(inside[0], key=_of_block))
-    own = [name for one, each in zip((number, 0), inside, strict=True) for name in (f"{one}.{len(each)}", str(one))]
-    name = next((name for name in (*own[:2], HEAD, *own[2:]) if name in found.matrices), None)
+    names, first = _blocks(number, found), len(_blocks(0, found))
+    blocks = tuple(Linear(found.matrices[name], found.biases.get(name)) for name in names)
+    own = f"{number}.{len(names)}", str(number), HEAD, f"0.{first}", "0"
+    name = next((name for name in own if name in found.matrices), None)
     scale, stack = config.optional_number("logit_scale"), target.config.stack
     if name is None:
         if ids is not None:
@@ -158,5 +159,6 @@ def _head(number: int, found: LayerWeights, ids: Tensor | None, config: Fields, 
     return MedusaHead(blocks, Linear(mapped), (scale or 1.0, None))
 
 
-def _of_block(name: str) -> int:
-    return int(name.split(".")[1])
+def _blocks(number: int, found: LayerWeights) -> list[str]:
+    """The names of a head's blocks."""
+    return list(takewhile(found.matrices.__contains__, (f"{number}.{block}.linear" for block in count())))

@@ -44,9 +44,9 @@ from foresay.spec.sampling import SamplingParams
 from foresay.verifier.forward_batch import ForwardBatch, RowGroup, StaticRows
 from foresay.verifier.graphs.rows import chain_words
 from foresay.verifier.graphs.state import BatchSlot, StepState
-from foresay.verifier.heads.config import FIRST_NORMS, RAW, HeadConfig
+from foresay.verifier.heads.config import FIRST_NORMS, MASK, RAW, HeadConfig
 from foresay.verifier.heads.markov import MarkovHead
-from foresay.verifier.heads.reader import MASK, HeadWeights
+from foresay.verifier.heads.reader import HeadWeights
 from foresay.verifier.heads.vocabulary import DraftVocabulary
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.forward import Given, logits_of, placed, run_layers
@@ -94,7 +94,6 @@ class PagedHead:
         other.config = self.config.reading(layers)
         return other
 
-    @torch.inference_mode()
     def fuse(self, features: Features) -> Tensor:
         """[R, H]: the head's input of each position, from the target's features, each [R, H']."""
         return self._mixed([features[name] for name in self.config.names])
@@ -112,13 +111,11 @@ class PagedHead:
         ids = logits.argmax(dim=-1).cpu()
         return ids if self.token_ids is None else self.token_ids.cpu()[ids]
 
-    @torch.inference_mode()
     def logits(self, normed: Tensor) -> Tensor:
         """fp32[W, V'], from the last norm's output."""
         return logits_of(self.decoder, normed)
 
-    @torch.inference_mode()
-    def _run(self, rows: StaticRows, store: KVStore, embedded: Given = None) -> tuple[Tensor, Tensor]:
+    def run_rows(self, rows: StaticRows, store: KVStore, embedded: Given = None) -> tuple[Tensor, Tensor]:
         """The last norm's output of the rows with logits, and their residual stream, [W, H] both. embedded: the stream,
         and the first attention's input if that is not its norm."""
         return run_layers(self.decoder, rows, store, embedded, narrow=True)[:2]
@@ -131,20 +128,18 @@ class EagleHead(PagedHead):
         """A pass over ragged rows of several sequences (:meth:`paged`). hidden: [R, H], in the order of the rows."""
         return self.paged(ForwardBatch.of(rows, self.device), hidden, store)
 
-    @torch.inference_mode()
     def paged(self, rows: StaticRows, hidden: Tensor, store: KVStore) -> tuple[Tensor, Tensor]:
         """The logits, fp32[W, V'], and the states to continue from, [W, H]; see :meth:`states`."""
         normed, state = self.states(rows, hidden, store)
         return self.logits(normed), state
 
-    @torch.inference_mode()
     def states(self, rows: StaticRows, hidden: Tensor, store: KVStore) -> tuple[Tensor, Tensor]:
         """Run static rows, storing their KV (:mod:`foresay.verifier.model.forward`).
 
         hidden: [R, H], the fused feature (or the state) for each row's token. Returns for the rows with logits the
         output matrix's input and the states to continue from, [W, H] both.
         """
-        normed, x = self._run(rows, store, self._inputs(rows.tokens, hidden))
+        normed, x = self.run_rows(rows, store, self._inputs(rows.tokens, hidden))
         fed_back = self.config.generation == 1 and RAW not in self.config.flags
         return normed, normed if fed_back or "norm_output" in self.config.flags else x
 
@@ -210,7 +205,6 @@ class MaskBlock:
 class DFlashHead(PagedHead):
     """One head."""
 
-    @torch.inference_mode()
     def inject(self, features: Features, positions: Tensor, slots: Tensor, store: KVStore) -> None:
         """Store keys and values of committed positions, int64[R] like their slots. features: the target's, [R, H']."""
         context, nodes = norm(self.fuse(features), self._norms[HIDDEN]), self.layer.stack.attentions
@@ -223,9 +217,8 @@ class DFlashHead(PagedHead):
         rows = block.rows(state, roots)
         if any(node.causal for node in self.layer.stack.attentions):
             rows = replace(block.rows(state, roots, causal=True), block=rows)
-        return self._run(rows, store)[0]
+        return self.run_rows(rows, store)[0]
 
-    @torch.inference_mode()
     def hits(self, features: Features, tokens: Tensor, wanted: Tensor, table: PageTable, store: KVStore) -> Tensor:
         """bool[R / 2 - 1]: as for EAGLE heads, for the first guess of blocks at every other position."""
         count = len(tokens)

@@ -21,14 +21,12 @@ from foresay.verifier.model.errors import WeightsError
 from foresay.verifier.model.linear import Linear
 from foresay.verifier.model.nodes import BEFORE, HeadNorm, Layer, Outside
 from foresay.verifier.model.predicting import EMBEDDING, MIXES, mtp_layout
-from foresay.verifier.model.products import OUTPUT, QKV, Product, Vector
+from foresay.verifier.model.products import OUTPUT, QKV, Product
 from foresay.verifier.model.quantization import HEAD, INTEGERS, Quantization, Scheme
 from foresay.verifier.model.stored import Misfit
 from foresay.verifier.model.weights import EMBEDDING as TOKENS
 from foresay.verifier.model.weights import LM_HEAD, LayerWeights, ModelWeights, allocate, make_whole, slots
 
-#: P-EAGLE's replacement for features.
-MASK = "mask_hidden"
 _EMBED = TOKENS.removesuffix(".weight")
 
 
@@ -74,18 +72,16 @@ def weights_of(read: HeadTensors, config: HeadConfig, target: Decoder) -> HeadWe
     tied = config.layer.tie_word_embeddings and config.draft_vocab == vocab and TOKENS in files.tensors
     model = _described(files, config, target, LM_HEAD in files.tensors or tied)
     found = fill(files, model, target)
-    matrices, vectors = found.outside.matrices, found.outside.vectors
-    head, last = target.head, None
+    matrices = found.outside.matrices
+    head = target.head
     if HEAD in matrices or tied:
         head = Linear(matrices.get(HEAD, matrices.get(_EMBED)), None, target.dtype)  # type: ignore[arg-type]
-    if f"{FINAL_NORM}.weight" in vectors:
-        last = norm_of(model.stack.norm, FINAL_NORM, vectors, vectors[f"{FINAL_NORM}.weight"])
-    elif MTP in config.flags:
-        last = target.final_norm
     embed = matrices.get(_EMBED, target.embedding)
     assert isinstance(embed, Tensor), "embeddings are floats"
     scale = config.scales[0] if _EMBED in matrices else 1.0
-    packed = Packed(embed if scale == 1.0 else embed * scale, packed_layers(model, found, target), last, head)
+    packed = pack(model, found, embed if scale == 1.0 else embed * scale, head)
+    if MTP in config.flags:
+        packed.final_norm = packed.final_norm or target.final_norm
     return HeadWeights(model, packed, found.outside, token_ids)
 
 
@@ -110,10 +106,12 @@ def fill(files: HeadTensors, model: ModelConfig, target: Decoder) -> ModelWeight
     return weights
 
 
-def packed_layers(model: ModelConfig, weights: ModelWeights, target: Decoder) -> list[PackedLayer]:
-    """A stack's layers, for activations like the target's."""
-    both = zip(model.stack.layers, weights.layers, strict=True)
-    return [PackedLayer.of(node, held, target.dtype) for node, held in both]
+def pack(model: ModelConfig, weights: ModelWeights, embed: Tensor, head: Linear) -> Packed:
+    """A stack's layers and last norm, if it has one of its own, between these."""
+    both, vectors, name = zip(model.stack.layers, weights.layers, strict=True), weights.outside.vectors, FINAL_NORM
+    own = vectors.get(f"{name}.weight")
+    last = None if own is None else norm_of(model.stack.norm, name, vectors, own)
+    return Packed(embed, [PackedLayer.of(node, held, embed.dtype) for node, held in both], last, head)
 
 
 def _check_shape(files: HeadTensors, name: str, shape: tuple[int, ...]) -> None:
@@ -134,7 +132,8 @@ def _described(files: HeadTensors, config: HeadConfig, target: Decoder, own: boo
     shared = target.config.stack
     scale, cap = config.scales[1:] if own else (shared.logit_scale, shared.logit_cap)
     config = replace(config, layer=with_layers(layer, layers))
-    outside = Outside(tuple(_products(files, config, target)), tuple(_vectors(files, config, target)))
+    vectors = config.vectors(target.config.hidden_size, there)
+    outside = Outside(tuple(_products(files, config, target)), tuple(vectors))
     stack = replace(config.layer.stack, outside=outside, whole=False, logit_scale=scale, logit_cap=cap)
     return replace(layer, stack=stack, quantization=_quantization(files))
 
@@ -172,15 +171,6 @@ def _products(files: HeadTensors, config: HeadConfig, target: Decoder) -> Iterat
         yield Product(HEAD, {HEAD: config.draft_vocab}, hidden)
     if config.markov is not None:
         yield from config.markov.products(target.config.vocab_size, config.draft_vocab, hidden)
-
-
-def _vectors(files: HeadTensors, config: HeadConfig, target: Decoder) -> Iterator[Vector]:
-    """Those outside layers; ``pair`` reads norms in the dtype of activations."""
-    width, kind = target.config.hidden_size, config.layer.stack.norm
-    for name, size in config.norms(width, files.tensors).items():
-        yield from (kind if name == FINAL_NORM else replace(kind, wide=False)).vectors(name, size)
-    if config.parallel:
-        yield Vector(MASK, 1, more=(1, width * len(config.names)))
 
 
 def _quantization(files: HeadTensors) -> Quantization | None:

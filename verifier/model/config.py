@@ -220,8 +220,7 @@ def matrices(model: ModelConfig) -> Iterator[tuple[str, int, int]]:
     """Each product's first module, with its inner and outer width; the output head last."""
     for number, product in products(model):
         yield f"model.layers.{number}.{next(iter(product.rows))}", product.inner, product.outer
-    if (own := model.stack.embedding) is not None:
-        made = own.projection(model.hidden_size, model.num_layers)
+    for made in model.stack.parameters(model.hidden_size).products:
         yield made.name, made.inner, made.outer
     yield "lm_head", model.hidden_size, model.vocab_size
 

@@ -50,9 +50,7 @@ def forward(
     states [W, H], if ``rows.sampled`` alone go through the last layers.
     """
     requested, taken = features or FeatureRequest(), dict[str, Tensor]()
-    normed, x, rows = run_layers(decoder, rows, store, embedded, requested.layers, taken, woken)
-    if decoder.config.num_layers in requested.layers:
-        taken[f"layer.{decoder.config.num_layers}"] = x
+    normed, _, rows = run_layers(decoder, rows, store, embedded, requested.layers, taken, woken)
     return _logits(decoder, normed, rows), taken | ({"final": normed} if requested.final else {})
 
 
@@ -104,14 +102,22 @@ def run_layers(
             count = rows.count
             if not len(x):
                 return x, x, rows
+        x = _own(x)
         behind = None if node.parallel else next_norm if node.mlp is None else layer.before_mlp
         added = add_norm(x, _branch(layer.output, seen, layer.after_attention, count), behind, count, node.share)
         normed = normed if node.parallel else added
         del seen  # its memory is used again
         if node.mlp is not None:
-            branch, own = inside(layer, normed, rows, woken, x), (inputs, index)
+            branch, own, x = inside(layer, normed, rows, woken, x), (inputs, index), _own(x)
             normed = _ended(x, branch, node.share_of_mlp, layer, next_norm, own, count)
+    if taken is not None and len(norms) in wanted:
+        taken[f"layer.{len(norms)}"] = x
     return normed, x, rows
+
+
+def _own(x: Tensor) -> Tensor:
+    """The stream, which is then changed: in training a copy, since a norm's derivative reads what it has read."""
+    return x.clone() if x.requires_grad else x
 
 
 def _sampled(every: Tensor, rows: StaticRows) -> Tensor:
@@ -286,6 +292,8 @@ def attended(
 ) -> Tensor:
     """[R, Q * D]: the attention of all groups of rows (:func:`~foresay.verifier.ops.attention.tree_attention`)."""
     keys, values, scales = stored
+    if rows.dense is not None:
+        return rows.dense(query, keys, values, node, sinks)
     shared = node.latent if isinstance(node, Latent) else 0
     how = node.scale, node.window, node.first, rows.count, scales, node.softcap, sinks, shared
     own = [query if isinstance(query, Unrotated) else query[group.rows] for group in rows.groups]
@@ -295,10 +303,9 @@ def attended(
 
 def _logits(decoder: Decoder, normed: Tensor, rows: StaticRows) -> Tensor:
     """fp32[W, V]."""
-    if rows.logits_indices is None:
+    if (wanted := rows.logits_indices) is None:
         return logits_of(decoder, normed, rows.count)
-    some = len(normed) and len(rows.logits_indices)
-    return logits_of(decoder, _sampled(normed, rows) if some else normed[:0], rows.logits_count)
+    return logits_of(decoder, _sampled(normed, rows) if len(wanted) else normed[:0], rows.logits_count)
 
 
 def logits_of(decoder: Decoder, normed: Tensor, count: Tensor | None = None) -> Tensor:

@@ -224,23 +224,17 @@ def allocate(
     """Uninitialised weights with the shapes of ``config``. matrices: their dtype, except for the embedding. away: see
     :func:`load`."""
 
-    rooms, hidden, stack = (
-        WeightAllocator(config, dtype, matrices or dtype, torch.device(device)),
-        config.hidden_size,
-        config.stack,
-    )
-    embed, last = torch.empty(config.vocab_size if stack.whole else 0, hidden, dtype=dtype, device=device), FINAL_NORM
+    rooms = WeightAllocator(config, dtype, matrices or dtype, torch.device(device))
+    stack, hidden = config.stack, config.hidden_size
+    embed = torch.empty(config.vocab_size if stack.whole else 0, hidden, dtype=dtype, device=device)
+    own, last = stack.parameters(hidden), tuple(stack.norm.vectors(FINAL_NORM, hidden) if stack.whole else ())
+    inside = ((layer.products(hidden), layer.vectors(hidden)) for layer in stack.layers)
     return ModelWeights(
         embed=embed,
-        layers=[
-            _allocate_part(
-                layer.products(hidden), layer.vectors(hidden), rooms, f"model.layers.{number}.", number in away
-            )
-            for number, layer in enumerate(stack.layers)
-        ],
-        final_norm=_allocate_vectors(rooms, stack.norm.vectors(last, hidden) if stack.whole else ()),
+        layers=[_allocate_part(rooms, *each, f"model.layers.{n}.", n in away) for n, each in enumerate(inside)],
+        final_norm=_allocate_part(rooms, (), last).vectors,
         lm_head=_allocate_head(config, rooms, embed) if stack.whole else embed,
-        outside=_allocate_part((own := stack.parameters(hidden)).products, own.vectors, rooms),
+        outside=_allocate_part(rooms, own.products, own.vectors),
     )
 
 
@@ -253,7 +247,7 @@ def _allocate_head(config: ModelConfig, rooms: WeightAllocator, embed: Tensor) -
 
 
 def _allocate_part(
-    products: Iterable[Product], vectors: Iterable[Vector], rooms: WeightAllocator, prefix: str = "", away: bool = False
+    rooms: WeightAllocator, products: Iterable[Product], vectors: Iterable[Vector], prefix: str = "", away: bool = False
 ) -> LayerWeights:
     """A layer's, or those outside."""
     matrices, biases = dict[str, Matrix](), dict[str, Tensor]()
@@ -265,11 +259,7 @@ def _allocate_part(
         )
         if product.bias:
             biases[product.name] = rooms.vector((product.outer,))
-    return LayerWeights(matrices, biases, _allocate_vectors(rooms, vectors))
-
-
-def _allocate_vectors(rooms: WeightAllocator, vectors: Iterable[Vector]) -> dict[str, Tensor]:
-    return {each.name: rooms.vector(each.shape, wide=each.wide) for each in vectors}
+    return LayerWeights(matrices, biases, {each.name: rooms.vector(each.shape, each.wide) for each in vectors})
 
 
 def destinations(config: ModelConfig, weights: ModelWeights) -> Iterator[tuple[str, Matrix]]:
