@@ -36,7 +36,7 @@ from bench.drive import Options, add_arguments, build_all, ended, mode_of, reque
 from bench.experiment import Case, Experiment, Sample, Variant
 from bench.texts import FIRST_TEXT_ID, Exchange, workloads
 from foresay.server.settings.resolved import BUNDLED
-from foresay.spec.engine import Engine
+from foresay.spec.engine import EngineCore
 from foresay.spec.request import Request
 
 FIXED = ("ngram:8", "suffix:4", "suffix:8", "suffix:16", "draft_model:2", "draft_model:4")
@@ -123,7 +123,7 @@ def main(args: Namespace) -> dict[str, Any]:
     return {**model, "holds": holds, "workloads": by_name, "groups": groups}
 
 
-def writer(name: str, engine: Engine, args: Namespace) -> Variant:
+def writer(name: str, engine: EngineCore, args: Namespace) -> Variant:
     """An engine that generates the requests of a round, step by step."""
 
     def measure(case: Case, turn: int) -> Generator[float, None, Sample]:
@@ -169,7 +169,7 @@ def _verdict(what: str, ratios: Sequence[float], goal: float) -> Verdict:
     return Verdict(what, median(ratios), float(low), float(high), median(ratios) >= goal)
 
 
-def measured_costs(engine: Engine) -> dict[str, Any]:
+def measured_costs(engine: EngineCore) -> dict[str, Any]:
     """What the budget measured, for the record."""
     budget = engine.scheduler.budget
     assert budget is not None, "auto has one"

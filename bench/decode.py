@@ -23,7 +23,7 @@ from bench.drive import Options, Run, add_arguments, build_all, mode_of, request
 from bench.experiment import Case, Experiment, Sample, Taken, Variant
 from bench.stats import distinct_trigrams, pooled_ratio, spread
 from foresay.spec.accept import ByDepth, summed
-from foresay.spec.engine import Engine
+from foresay.spec.engine import EngineCore
 
 MODES = (
     "none", "ngram", "draft_model:2", "draft_model:4", "draft_model:6", "draft_model:3,2,1", "medusa:6,6,3",
@@ -49,7 +49,7 @@ def cases(prompt_ids: Mapping[str, list[int]], temperatures: Iterable[float]) ->
     return [Case(f"temperature {t:g}", name, (ids, t)) for name, ids in prompt_ids.items() for t in temperatures]
 
 
-def writer(name: str, engine: Engine, args: Namespace) -> Variant:
+def writer(name: str, engine: EngineCore, args: Namespace) -> Variant:
     """An engine that continues the prompt of each case, with the round's seed."""
 
     def measure(case: Case, turn: int) -> Sample:

@@ -27,7 +27,7 @@ from foresay.server.engine.drafters.registry import ENTRIES
 from foresay.server.engine.drafting import DEFAULT_TOKENS
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import AUTO, BUNDLED, stages, target_directory
-from foresay.spec.engine import Engine
+from foresay.spec.engine import EngineCore
 from foresay.spec.names import DFLASH, DRAFT_MODEL, EAGLE3, MEDUSA, NONE, SELF, canonical
 from foresay.spec.request import Delta, Request
 from foresay.spec.sampling import SamplingParams
@@ -185,17 +185,17 @@ def engine_config(mode: str, options: Options) -> EngineConfig:
     return msgspec.structs.replace(config, draft_tokens=int(size or DEFAULT_TOKENS))
 
 
-def build(mode: str, options: Options) -> Engine:
+def build(mode: str, options: Options) -> EngineCore:
     """An engine that decodes in the way ``mode``."""
     return build_engine(engine_config(mode, options), None)
 
 
-def build_all(modes: Iterable[str], options: Options) -> dict[str, Engine]:
+def build_all(modes: Iterable[str], options: Options) -> dict[str, EngineCore]:
     """An engine per way of decoding, all on one copy of the target's weights.
 
     Two copies may be placed differently in memory, and one would be faster. Modes without their directory are left out.
     """
-    engines: dict[str, Engine] = {}
+    engines: dict[str, EngineCore] = {}
     for mode in modes:
         if options.has(mode):
             engines[mode] = engine = build(mode, options)
@@ -205,7 +205,7 @@ def build_all(modes: Iterable[str], options: Options) -> dict[str, Engine]:
     return engines
 
 
-def target_of(engine: Engine) -> ModelRunner:
+def target_of(engine: EngineCore) -> ModelRunner:
     """The engine's target."""
     target: Any = engine.runner.verifier
     assert isinstance(target, ModelRunner)
@@ -226,7 +226,7 @@ def request(
     return Request(id=f"bench-{next(_numbers)}", prompt=list(prompt), params=params, salt=salt, forced=recorded)
 
 
-def stepped(engine: Engine, *requests: Request) -> Generator[int, None, list[Run]]:
+def stepped(engine: EngineCore, *requests: Request) -> Generator[int, None, list[Run]]:
     """Requests, each alone in the engine, from arrival to last token; yields after each step the number of tokens so
     far. Raises RequestFailed if one ends with an error, or not as recorded."""
     runs, written = list[Run](), 0
@@ -263,12 +263,12 @@ def ended(steps: Generator[float, None, Result]) -> Result:
             return result
 
 
-def run(engine: Engine, wanted: Request) -> Run:
+def run(engine: EngineCore, wanted: Request) -> Run:
     """Run one request to its end."""
     return ended(stepped(engine, wanted))[0]
 
 
-def together(engine: Engine, requests: Sequence[Request], apart: int = 0) -> list[Run]:
+def together(engine: EngineCore, requests: Sequence[Request], apart: int = 0) -> list[Run]:
     """Run all of them at once to their ends, untimed; or each ``apart`` steps after the one before, sooner if nothing
     else runs. Raises RequestFailed if one ends with an error."""
     runs, left, waiting, steps = {one.id: Run() for one in requests}, len(requests), list(requests), 0
@@ -295,7 +295,7 @@ def torchs_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def warm_up(engines: Iterable[Engine], prompt: Sequence[int]) -> None:
+def warm_up(engines: Iterable[EngineCore], prompt: Sequence[int]) -> None:
     """A few tokens through every engine, and what it prepares while nobody asks: first calls allocate and compile."""
     for engine in engines:
         while engine.prepare_one():

@@ -31,7 +31,7 @@ from foresay.kvpaging import PagePool
 from foresay.server.engine.device import GPU_CHUNK
 from foresay.server.engine.drafting import Drafting, capture_levels, capture_passes, runner_of
 from foresay.spec.budget import CostModel
-from foresay.spec.engine import Engine
+from foresay.spec.engine import EngineCore
 from foresay.spec.names import DRAFT_MODEL
 from foresay.spec.request import EngineInfo
 from foresay.spec.scheduler import Scheduler
@@ -132,7 +132,7 @@ class Bench:
         captured = on_device(self.drafter(name))
         return None if captured is None else Drafts(captured, shape, 1, self.target.vocab_size)
 
-    def engine(self, name: str, tree: str, graphs: bool, tokens: int, max_seqs: int = 1) -> Engine:
+    def engine(self, name: str, tree: str, graphs: bool, tokens: int, max_seqs: int = 1) -> EngineCore:
         """An engine for texts of so many tokens, with a server's captures for it (on a CPU: called directly), or in
         eager mode. tree: widths of its levels, "" for none."""
         drafter, shape = self.drafter(name), TreeShape.parse(tree) if tree else TreeShape()
@@ -155,7 +155,7 @@ class Bench:
             vocab_size=self.target.vocab_size, eos_token_ids=(),
         )  # fmt: skip
         scheduler = Scheduler(pool, None, shape, _COST, max_seqs, GPU_CHUNK)
-        return Engine(
+        return EngineCore(
             info=info, pool=pool, prefix=None, verifier=self.target, drafter=drafting.drafter, scheduler=scheduler,
             runner=runner,
         )  # fmt: skip

@@ -27,7 +27,7 @@ from bench.drive import Options, add_arguments, build, request, run, target_of, 
 from bench.experiment import Case, Experiment, Groups, Sample, Variant
 from foresay.kvpaging import PageTable
 from foresay.kvpaging.store import store_rows
-from foresay.spec.engine import Engine
+from foresay.spec.engine import EngineCore
 from foresay.spec.protocols import Rows
 from foresay.spec.shape import MAX_CHUNK
 from foresay.verifier.model.linear import Linear
@@ -100,7 +100,7 @@ def timed(call: Callable[[], object]) -> float:
     return time.perf_counter() - begun
 
 
-def bytes_of(engine: Engine, context: int) -> int:
+def bytes_of(engine: EngineCore, context: int) -> int:
     """Weights, and the keys and values of so many tokens: what a step reads. The embedding row that it looks up is
     negligible."""
     return sum(linear.nbytes for linear in target_of(engine).decoder.linears) + context * engine.info.kv_token_bytes
@@ -126,7 +126,7 @@ class BareForward:
     a prompt of thousands would take minutes. Commits nothing, so that every call is the same; ``close`` releases the
     pages."""
 
-    def __init__(self, engine: Engine, rows: int, context: int = CONTEXT) -> None:
+    def __init__(self, engine: EngineCore, rows: int, context: int = CONTEXT) -> None:
         self.verifier = target_of(engine)
         self.table = PageTable(engine.pool)
         while left := context - self.table.length:  # in pieces: layers with a window keep only the end
@@ -155,11 +155,11 @@ class BareForward:
 
 
 def report(
-    engine: Engine,
+    engine: EngineCore,
     rows: Sequence[int],
     repeats: int = 30,
     context: int = CONTEXT,
-    others: Mapping[str, Engine] | None = None,
+    others: Mapping[str, EngineCore] | None = None,
 ) -> dict[str, Any]:
     """Measure, print the tables, return the record. others: engines whose steps are measured too, by name."""
     decoder, steps = target_of(engine).decoder, {STEP: engine, **(others or {})}
@@ -196,7 +196,7 @@ def report(
     return {"dtype": dtype, "bytes_per_step": weights, "groups": groups, "over_first": over}
 
 
-def prompt_rates(engine: Engine, lengths: Sequence[int], repeats: int) -> Groups:
+def prompt_rates(engine: EngineCore, lengths: Sequence[int], repeats: int) -> Groups:
     """Tokens per second of prompts never sent before, by length; the first of each does not count."""
     generator = torch.Generator().manual_seed(0)
 

@@ -22,7 +22,7 @@ from bench import record
 from bench.drive import Options, add_arguments, build, request, run, target_of
 from bench.prompts import Encoder, Prompt, encoded
 from foresay.kvpaging import PageTable
-from foresay.spec.engine import Engine
+from foresay.spec.engine import EngineCore
 from foresay.spec.protocols import Rows
 from foresay.spec.shape import MAX_CHUNK
 
@@ -47,7 +47,7 @@ WAYS: dict[str, dict[str, Any]] = {
 Text = tuple[list[int], int]
 
 
-def drawn(engine: Engine, prompts: list[list[int]], tokens: int) -> list[Text]:
+def drawn(engine: EngineCore, prompts: list[list[int]], tokens: int) -> list[Text]:
     """Prompts and what the engine generates after them."""
     runs = (run(engine, request(prompt, tokens, 1.0, seed)) for seed, prompt in enumerate(prompts))
     return [(prompt + one.tokens, len(prompt)) for prompt, one in zip(prompts, runs, strict=True)]
@@ -65,7 +65,7 @@ def read(files: Sequence[Path], encode: Encoder, pieces: int, tokens: int) -> li
     return found
 
 
-def chances(engine: Engine, texts: list[Text]) -> Tensor:
+def chances(engine: EngineCore, texts: list[Text]) -> Tensor:
     """fp32[N, V]: log probabilities before each token after the prompts."""
     verifier, found = target_of(engine), []
     for tokens, first in texts:

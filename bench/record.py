@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import plain
-from foresay.spec.engine import Engine
+from foresay.spec.engine import EngineCore
 from foresay.verifier.ops.kernels.cpu import threads
 
 RESULTS = Path(__file__).parent / "results"
@@ -49,7 +49,7 @@ def machine() -> dict[str, Any]:
     }
 
 
-def models(engine: Engine, **directories: str | None) -> dict[str, Any]:
+def models(engine: EngineCore, **directories: str | None) -> dict[str, Any]:
     """What ran: names without folders, and the engine's own description."""
     info = engine.info
     names = {name: Path(path).name if path else None for name, path in directories.items()}

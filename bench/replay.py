@@ -17,7 +17,7 @@ from bench import BadOption, prompts, record
 from bench.drive import LOOKUPS, sized
 from bench.texts import Exchange, requests
 from foresay.kvpaging import PagePool, PageTable
-from foresay.server.host.local import Engine
+from foresay.server.engine_process.local import Engine
 from foresay.server.settings.resolved import BUNDLED
 from foresay.spec.protocols import Drafter
 from foresay.spec.sample import Noise

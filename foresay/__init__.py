@@ -18,8 +18,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from foresay.server.host.local import Engine
-    from foresay.server.host.text_stream import Completion, TextStream
+    from foresay.server.engine_process.local import Engine
+    from foresay.server.engine_process.text_stream import Completion, TextStream
     from foresay.spec.errors import (
         ConfigurationError,
         ContextLengthExceeded,
@@ -44,15 +44,15 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Completion": "foresay.server.host.text_stream",
+    "Completion": "foresay.server.engine_process.text_stream",
     "ConfigurationError": "foresay.spec.errors",
     "ContextLengthExceeded": "foresay.spec.errors",
-    "Engine": "foresay.server.host.local",
+    "Engine": "foresay.server.engine_process.local",
     "ForesayError": "foresay.spec.errors",
     "InvalidRequest": "foresay.spec.errors",
     "NumericalError": "foresay.spec.errors",
     "SamplingParams": "foresay.spec.sampling",
-    "TextStream": "foresay.server.host.text_stream",
+    "TextStream": "foresay.server.engine_process.text_stream",
 }
 
 

@@ -27,7 +27,7 @@ from foresay.spec.trace import SequenceTrace, Statistics, StepTrace, Stopwatch
 from foresay.spec.tree import MAX_NODES
 
 
-class Engine:
+class EngineCore:
     """Generates tokens for up to ``info.max_seqs`` requests at once; more wait in order of arrival.
 
     crowded: see :class:`~foresay.spec.trace.StepTrace`. ahead: what is done before it is needed, piece by piece.

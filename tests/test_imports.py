@@ -45,7 +45,7 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_each_module_imports_alone(every: int) -> None:
     names = [name for package in PACKAGES for name in modules_of(package)]
     if importlib.util.find_spec("ray") is None:
-        names.remove("foresay.server.host.replicas.cluster")
+        names.remove("foresay.server.replicas.cluster")
     assert {"foresay.spec.accept", "foresay.server.cli.main", "foresay.verifier.model.config"} <= set(names)
     done = python("-W", "error", "-c", ALONE, *names[::every])
     assert done.returncode == 0, done.stderr
@@ -60,12 +60,12 @@ def test_the_facade_imports_nothing_heavy() -> None:
 def test_a_server_without_replicas_imports_nothing_of_them() -> None:
     """Nor does its engine process."""
     code = (
-        "import sys, foresay.server.cli.serving, foresay.server.http.life, foresay.server.host.process as p\n"
+        "import sys, foresay.server.cli.serving, foresay.server.http.life, foresay.server.engine_process.process as p\n"
         "p._import(); print(*sys.modules)"
     )
     done = python("-c", code)
     assert done.returncode == 0, done.stderr
-    assert not [name for name in done.stdout.split() if name.startswith(("ray", "foresay.server.host.replicas"))]
+    assert not [name for name in done.stdout.split() if name.startswith(("ray", "foresay.server.replicas"))]
 
 
 def test_the_facade_lists_and_finds_its_names() -> None:

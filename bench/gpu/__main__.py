@@ -23,8 +23,8 @@ from bench.gpu.worker import ENDED, LEFT_OUT, ORDERLY, Lines, Worker
 #: The imports of all steps of any call, ours last.
 NEEDED = (
     "msgspec", "llguidance", "torch", "triton", "transformers", "tokenizers", "safetensors", "aiohttp", "jinja2",
-    "numpy", "llvmlite", "prometheus_client", "rich", "pytest", "foresay.server.cli.main",
-    "foresay.server.engine.drafters.registry", "foresay.server.host.local", "foresay.verifier.ops.kernels.linear",
+    "numpy", "llvmlite", "prometheus_client", "rich", "pytest", "foresay.verifier.ops.kernels.linear",
+    "foresay.server.cli.main", "foresay.server.engine.drafters.registry", "foresay.server.engine_process.local",
     *(f"bench.gpu.{name}" for name in ("smoke", "steps", "profile", "kernels", "commands")), "bench.hybrids",
 )  # fmt: skip
 DONE, MISSING, UNKNOWN = 0, 3, "a GPU not asked yet"

@@ -19,7 +19,7 @@ from bench.gpu.steps import bench_of
 from bench.gpu.worker import Task
 from foresay.server.engine.build import build_engine
 from foresay.server.settings.config import EngineConfig
-from foresay.spec.engine import Engine
+from foresay.spec.engine import EngineCore
 from foresay.spec.names import NONE
 from foresay.verifier.ops.kernels import chain
 
@@ -51,7 +51,7 @@ def engines(task: Task) -> None:
         task.take("GPU idle for a step", "us", watched, task, engine, draft, model="bundled", drafter=draft)
 
 
-def watched(task: Task, made: Callable[[], Engine], name: str) -> dict[str, Any]:
+def watched(task: Task, made: Callable[[], EngineCore], name: str) -> dict[str, Any]:
     """Some steps in the middle of an answer."""
     engine = made()
     engine.add(request(texts(1)[0], 300))

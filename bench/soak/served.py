@@ -170,7 +170,7 @@ def engine_of(server: int) -> int | None:
         for child in (task / "children").read_text().split():
             with suppress(OSError):  # a dead one that was not reaped has no command line
                 process = Path(f"/proc/{child}")
-                if b"foresay.server.host.process" in (process / "cmdline").read_bytes():
+                if b"foresay.server.engine_process.process" in (process / "cmdline").read_bytes():
                     return int(child)
     return None
 

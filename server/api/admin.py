@@ -20,9 +20,9 @@ import msgspec
 from aiohttp import web
 
 from foresay.server.api.common.route import BODY_ERRORS, LINES, EventStream, Route, Stream, json_response
-from foresay.server.host.client_base import Progress, Resumed
-from foresay.server.host.models.model import Model
-from foresay.server.host.models.models import MODELS, Models
+from foresay.server.engine_process.client_base import Progress, Resumed
+from foresay.server.models.model import Model
+from foresay.server.models.models import MODELS, Models
 from foresay.server.schemas.errors import ApiError, NotNow, described
 from foresay.server.schemas.shared import ErrorDetail
 from foresay.server.settings.config import EngineConfig, ServeConfig

@@ -17,8 +17,8 @@ from foresay.server.api.common.route import EVENTS, Route, Stream, json_response
 from foresay.server.api.common.streaming import leasing
 from foresay.server.api.common.turns import answered, completion_choices, infilled, room_for
 from foresay.server.api.common.validation import FieldNames
-from foresay.server.host.models.models import MODELS
-from foresay.server.host.service import Service
+from foresay.server.models.models import MODELS
+from foresay.server.models.service import Service
 from foresay.server.schemas.bounds import shown
 from foresay.server.schemas.chat import CompletionRequest
 from foresay.server.schemas.shared import (

@@ -32,8 +32,8 @@ from foresay.spec.names import NONE, SUFFIX
 from foresay.spec.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from foresay.server.host.local import Engine
-    from foresay.server.host.text_stream import TextStream
+    from foresay.server.engine_process.local import Engine
+    from foresay.server.engine_process.text_stream import TextStream
 
 #: How many of the prompts are used where none is named.
 _USUAL = 4

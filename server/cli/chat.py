@@ -28,8 +28,8 @@ from foresay.spec.trace import Statistics
 
 if TYPE_CHECKING:
     from foresay.server.cli.served import ServedModel
-    from foresay.server.host.local import Engine
-    from foresay.server.host.text_stream import AnswerStream, Completion
+    from foresay.server.engine_process.local import Engine
+    from foresay.server.engine_process.text_stream import AnswerStream, Completion
     from foresay.server.text.tokenizer import SamplingDefaults
 
     Model = Engine | ServedModel

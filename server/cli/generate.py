@@ -18,8 +18,8 @@ from foresay.spec.errors import ConfigurationError, ForesayError
 from foresay.spec.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from foresay.server.host.local import Engine
-    from foresay.server.host.text_stream import AnswerStream, Completion, TextStream
+    from foresay.server.engine_process.local import Engine
+    from foresay.server.engine_process.text_stream import AnswerStream, Completion, TextStream
     from foresay.server.text.tokenizer import SamplingDefaults
 
 

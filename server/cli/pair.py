@@ -20,7 +20,7 @@ from pathlib import Path
 from foresay.server.catalog.catalog import KnownDraft, find_target, of_shape
 from foresay.server.cli.measure import Comparison
 from foresay.server.cli.probe import CheckReport, advice, probe
-from foresay.server.engine import taken_over
+from foresay.server.engine import handover
 from foresay.server.engine.build import draft_shape, fitting
 from foresay.server.engine.checks import Notes, Target, described, facts, look_at_files, names_of
 from foresay.server.engine.checks import named as for_people
@@ -247,7 +247,7 @@ def _look(notes: Notes, config: EngineConfig) -> str:
 
 def look_at_disk(notes: Notes, config: EngineConfig, target: Target) -> None:
     """Note what is kept on disk, and where."""
-    size, note = taken_over.room(config, target.device)
+    size, note = handover.room(config, target.device)
     notes.ok("disk", f"KV of prompts and answers is kept: {note}", kv_disk=size)
     packed, most = model_bytes(target.model, target.dtype.value, True), kept_weights.MOST_BYTES
     if target.device.is_gpu or not config.weight_cache or packed < kept_weights.LEAST_BYTES:

@@ -19,7 +19,7 @@ from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import target_directory
 from foresay.server.text.tokenizer import Tokenizer
 from foresay.spec.accept import GAIN
-from foresay.spec.engine import Engine
+from foresay.spec.engine import EngineCore
 from foresay.spec.errors import ForesayError
 from foresay.spec.request import EngineInfo, Request
 from foresay.spec.sampling import SamplingParams
@@ -90,11 +90,11 @@ def _texts(prompts: list[list[int]], length: int, seconds: float, stages: Stages
         number += 1
 
 
-def _plain(drafted: Engine) -> Engine:
+def _plain(drafted: EngineCore) -> EngineCore:
     """An engine with the same target and pages, without a drafter; the two are never used at the same time."""
     scheduler = Scheduler(drafted.pool, None, ROOT_ONLY, drafted.scheduler.cost, drafted.info.max_seqs)
     verifier = drafted.runner.verifier
-    return Engine(
+    return EngineCore(
         info=drafted.info, pool=drafted.pool, prefix=None, verifier=verifier, drafter=None, scheduler=scheduler
     )
 
@@ -106,7 +106,7 @@ def _prompts(config: EngineConfig, info: EngineInfo) -> list[list[int]]:
     return [[token for token in ids if token < info.vocab_size] or [0] for ids in encoded]
 
 
-def _tokens(plain: Engine, drafted: Engine, prompts: list[list[int]], seconds: float) -> int:
+def _tokens(plain: EngineCore, drafted: EngineCore, prompts: list[list[int]], seconds: float) -> int:
     """How long texts may be, so that each prompt is decoded both ways at both temperatures in about ``seconds``."""
     warm_up = SamplingParams(temperature=1.0, seed=0, max_tokens=_WARM_UP_TOKENS, ignore_eos=True)
     text = _ProbeText(prompts[0], warm_up)
@@ -117,7 +117,7 @@ def _tokens(plain: Engine, drafted: Engine, prompts: list[list[int]], seconds: f
     return max(1, min(max(fits, _LEAST_TOKENS), _MOST_TOKENS, room))
 
 
-def _write(text: _ProbeText, engine: Engine) -> Written:
+def _write(text: _ProbeText, engine: EngineCore) -> Written:
     """Decode one text, alone in the engine."""
     engine.add(Request(id="probe", prompt=list(text.prompt), params=text.params))
     tokens: list[int] = []

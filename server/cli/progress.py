@@ -15,16 +15,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
-from foresay.server.host.child import PASSIVE
-from foresay.server.host.imports import import_tokenizers, uncollected
+from foresay.server.engine_process.child import PASSIVE
+from foresay.server.engine_process.imports import import_tokenizers, uncollected
 from foresay.server.settings.config import EngineConfig, SamplingConfig
 from foresay.server.settings.resolved import check_config, max_model_len
 from foresay.spec.errors import ConfigurationError
 from foresay.spec.trace import Statistics
 
 if TYPE_CHECKING:
-    from foresay.server.host.local import Engine
-    from foresay.server.host.text_stream import AnswerStream
+    from foresay.server.engine_process.local import Engine
+    from foresay.server.engine_process.text_stream import AnswerStream
 
 #: Seconds between updates of the line's clock, even if no progress is reported.
 TICK_SECONDS = 0.2
@@ -134,7 +134,7 @@ def loaded(config: EngineConfig, unlimited: bool = False) -> Engine:
         stages("importing")
         with uncollected():
             import_tokenizers()
-            from foresay.server.host.local import Engine
+            from foresay.server.engine_process.local import Engine
         gc.freeze()
         engine = Engine.from_config(config, stages)
     if unlimited:

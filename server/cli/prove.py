@@ -45,8 +45,8 @@ from foresay.spec.request import Grammar, Request
 from foresay.spec.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from foresay.server.host.local import Engine
-    from foresay.server.host.text_stream import Completion
+    from foresay.server.engine_process.local import Engine
+    from foresay.server.engine_process.text_stream import Completion
 
 PROMPTS = (
     *measure.PROMPTS,

@@ -25,8 +25,8 @@ import msgspec
 
 from foresay.server.cli.command import argument, command
 from foresay.server.cli.progress import Stages
-from foresay.server.host.child import ahead
-from foresay.server.host.imports import uncollected
+from foresay.server.engine_process.child import ahead
+from foresay.server.engine_process.imports import uncollected
 from foresay.server.settings.config import SECTIONS, EngineConfig, ServeConfig
 from foresay.server.settings.fields import Setting, applied_by, settings_of
 from foresay.server.settings.load import load
@@ -208,7 +208,7 @@ def serve_file(config: ServeConfig) -> str:
         "applications:\n"
         "- name: foresay\n"
         "  route_prefix: null\n"
-        "  import_path: foresay.server.host.replicas.cluster:build\n"
+        "  import_path: foresay.server.replicas.cluster:build\n"
         f"  args:\n{settings}"
     )
 

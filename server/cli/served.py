@@ -18,7 +18,7 @@ from foresay.server.catalog.hub import is_local
 from foresay.server.cli.generate import served_models
 from foresay.server.cli.progress import note
 from foresay.server.cli.serve import URL, ServerGone, answer, answers
-from foresay.server.host.text_stream import AnswerStream, Completion
+from foresay.server.engine_process.text_stream import AnswerStream, Completion
 from foresay.server.schemas.tokens import Provenance, StepProvenance
 from foresay.server.settings.config import SamplingConfig
 from foresay.server.settings.fields import settings_of
@@ -53,7 +53,7 @@ class ServedModel:
         speculate: bool,
         **more: bool,
     ) -> ServedStream:
-        """As :meth:`foresay.server.host.local.Engine.stream_chat`, always with provenance: it counts the passes."""
+        """As :meth:`foresay.server.engine_process.local.Engine.stream_chat`, with provenance: it counts the passes."""
         given = {name: value for name, value in msgspec.to_builtins(params).items() if value not in (None, (), [], {})}
         asked = {"model": self._name, "messages": messages, "stop": stop, "speculation": {"off": not speculate}}
         shape = {"stream": True, "stream_options": {"include_usage": True}, "provenance": True}

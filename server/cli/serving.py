@@ -20,7 +20,7 @@ from foresay.server.catalog.hub import resolve
 from foresay.server.cli.command import base_url, report_error
 from foresay.server.cli.progress import Stages
 from foresay.server.engine.generation import EngineStatus
-from foresay.server.host.child import Spawned, spawn
+from foresay.server.engine_process.child import Spawned, spawn
 from foresay.server.http.auth import is_loopback
 from foresay.server.http.life import CLOSING_SECONDS, WORKER_NAME, run_server
 from foresay.server.settings.config import ServeConfig

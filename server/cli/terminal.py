@@ -34,7 +34,7 @@ from rich.text import Text
 from foresay.server.cli.progress import stopping, unechoed
 
 if TYPE_CHECKING:
-    from foresay.server.host.text_stream import AnswerStream, Completion
+    from foresay.server.engine_process.text_stream import AnswerStream, Completion
     from foresay.server.schemas.tokens import TokenProvenance
 
 #: Seconds between redraws of the growing block.

@@ -15,7 +15,7 @@ from foresay.drafters.training.settings import HELD_OUT, Settings
 from foresay.server.cli import INTERRUPTED
 from foresay.server.cli.command import arguments, command
 from foresay.server.cli.progress import Stages, note
-from foresay.server.host.child import PASSIVE
+from foresay.server.engine_process.child import PASSIVE
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import check_model_name, target_directory
 from foresay.server.settings.units import counted

@@ -28,11 +28,11 @@ from foresay.server.engine.drafting import (
     record_steps,
     runner_of,
 )
+from foresay.server.engine.handover import Witness, opened
 from foresay.server.engine.identity import identity
 from foresay.server.engine.memory import Demand, MemoryPlan, check_others, footprint, plan_cpu
 from foresay.server.engine.numbers import FAST, bits_of, choose_activations, choose_dtype, with_kv
 from foresay.server.engine.parameters import in_words, kv_kind, pinned, quantized
-from foresay.server.engine.taken_over import Witness, opened
 from foresay.server.engine.vocabulary import remember_tokens, tokenizer
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import (
@@ -44,7 +44,7 @@ from foresay.server.settings.resolved import (
     short_name,
     target_directory,
 )
-from foresay.spec.engine import Engine
+from foresay.spec.engine import EngineCore
 from foresay.spec.errors import ConfigurationError
 from foresay.spec.names import NONE
 from foresay.spec.protocols import Drafter
@@ -116,7 +116,7 @@ def build_engine(
     costs: Costs | None = None,
     witness: Witness | None = None,
     keeps: bool = False,
-) -> Engine:
+) -> EngineCore:
     """Load the models, plan the memory, probe exactness, measure the step cost. reserved:
     bytes that the server's other engines hold, by device; raises :class:`foresay.server.engine.memory.NoRoom` if this
     one does not fit alongside them. costs: a previous engine's measurements, reused if the digest agrees and kept on
@@ -145,7 +145,7 @@ def _built(
     costs: Costs | None,
     witness: Witness | None,
     keeps: bool,
-) -> Engine:
+) -> EngineCore:
     report("finding the models")
     torch.set_grad_enabled(False)
     threads.use(config.threads or threads.wanted())
@@ -185,7 +185,7 @@ def _built(
     give_back()
     if loading.unkept:
         kept_weights.keep_soon(loading.unkept)
-    return Engine(
+    return EngineCore(
         info=info,
         pool=pool,
         prefix=prefix,

@@ -21,7 +21,7 @@ from foresay.kvpaging import PagePool
 from foresay.server.engine.costs import Costs
 from foresay.spec.budget import CostModel
 from foresay.spec.budget.cost import DraftCost
-from foresay.spec.engine import Engine
+from foresay.spec.engine import EngineCore
 from foresay.spec.price import Price
 from foresay.spec.protocols import Chains, Drafter, FeatureRequest, Verifier
 from foresay.spec.request import EngineInfo, Request
@@ -140,9 +140,9 @@ class ProfileRun:
         most: int = 1,
         chunk: int = MAX_CHUNK,
         runner: StepRunner | None = None,
-    ) -> Engine:
+    ) -> EngineCore:
         scheduler = Scheduler(self._pool, None, shape, CostModel([1], [1.0]), most, chunk)
-        return Engine(
+        return EngineCore(
             info=self._info,
             pool=self._pool,
             prefix=None,
@@ -152,7 +152,7 @@ class ProfileRun:
             runner=runner,
         )
 
-    def _step(self, engine: Engine, shape: TreeShape, room: int) -> Spent | None:
+    def _step(self, engine: EngineCore, shape: TreeShape, room: int) -> Spent | None:
         """One step with a tree of this shape; None if its size differed. The text is restarted when it has no room."""
         there = [*engine.scheduler.running, *engine.scheduler.waiting]
         if there and len(there[0].tokens) + shape.nodes > room:
@@ -165,7 +165,7 @@ class ProfileRun:
         return trace.seconds if trace is not None and (trace.rows == shape.nodes or shape.price) else None
 
     @staticmethod
-    def _begin(engine: Engine, room: int) -> None:
+    def _begin(engine: EngineCore, room: int) -> None:
         """Start a text of two tokens: a head cannot draft before it has the target's hidden state of the first."""
         params = SamplingParams(max_tokens=room, seed=0, ignore_eos=True)
         engine.add(Request(id="rehearsal", prompt=[0], params=params, speculate=engine.drafter is not None))

@@ -26,7 +26,7 @@ from foresay.drafters.combined import members_of
 from foresay.drafters.suffix.contexts import END, History, Texts
 from foresay.kvpaging import shared_files
 from foresay.server.settings.config import EngineConfig
-from foresay.spec.engine import Engine
+from foresay.spec.engine import EngineCore
 from foresay.spec.errors import ConfigurationError
 from foresay.spec.names import SUFFIX
 from foresay.spec.observer import Observer
@@ -116,7 +116,7 @@ def _digest(body: bytes) -> bytes:
 class HistoryWriter(Observer):
     """Writes the history of an engine's drafter now and then, in a thread, and at the end."""
 
-    def __init__(self, path: str, engine: Engine) -> None:
+    def __init__(self, path: str, engine: EngineCore) -> None:
         suffix: Any = members_of(engine.drafter)[SUFFIX]
         self._path, self._every, self._said = path, EVERY, ""
         self._history: History = suffix.history
@@ -127,7 +127,7 @@ class HistoryWriter(Observer):
         engine.observe(self)
 
     @classmethod
-    def of(cls, config: EngineConfig, engine: Engine) -> HistoryWriter | None:
+    def of(cls, config: EngineConfig, engine: EngineCore) -> HistoryWriter | None:
         """That of the engine's settings; None if they name no file."""
         return None if config.draft_history is None else cls(config.draft_history, engine)
 

@@ -31,10 +31,10 @@ from foresay.server.api.ollama import routes as ollama
 from foresay.server.api.openai import chat, completions, tokens
 from foresay.server.api.responses import routes as responses
 from foresay.server.gateway.caller import CONTEXT, RequestContext, serve, usable_id
-from foresay.server.host.models.models import MODELS, Models
 from foresay.server.http import openapi
 from foresay.server.http.auth import AuthMiddleware, opens_socket
-from foresay.server.observe.telemetry.log import Reporter
+from foresay.server.metrics.log import Reporter
+from foresay.server.models.models import MODELS, Models
 from foresay.server.schemas.errors import ApiError, SlowBody
 from foresay.server.schemas.shared import ErrorBody, ErrorDetail
 from foresay.spec.errors import InvalidRequest

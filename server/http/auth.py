@@ -23,7 +23,7 @@ from aiohttp import web
 from foresay.server.api.common.route import spellings
 from foresay.server.gateway.caller import ANYONE, CONTEXT, Caller, serve
 from foresay.server.gateway.keys import HashedKey, KeyStore
-from foresay.server.host.models.models import MODELS
+from foresay.server.models.models import MODELS
 from foresay.server.schemas.errors import Compressed, Forbidden, NotAdmin, TooLarge, Unauthorized
 from foresay.server.settings.config import ServeConfig
 

@@ -15,12 +15,12 @@ from typing import Any
 from aiohttp import web
 
 from foresay.server.engine.generation import EngineStatus
-from foresay.server.host.child import Spawned, spawn
-from foresay.server.host.models import residency
-from foresay.server.host.models.models import Models
+from foresay.server.engine_process.child import Spawned, spawn
 from foresay.server.http.app import ACCESS_LOG, HTTP_LOG, create_app
 from foresay.server.http.auth import AuthMiddleware
-from foresay.server.observe.telemetry import log as speculation_log
+from foresay.server.metrics import log as speculation_log
+from foresay.server.models import residency
+from foresay.server.models.models import Models
 from foresay.server.settings.config import ServeConfig
 from foresay.spec.errors import ConfigurationError, ForesayError
 from foresay.spec.request import EngineInfo

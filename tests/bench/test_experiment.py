@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from bench import __main__ as commands
 from bench.drive import RequestFailed, stepped
 from bench.experiment import Case, Experiment, Sample, Taken, TextsDiffer, Variant
-from foresay.spec.engine import Engine
+from foresay.spec.engine import EngineCore
 from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
 from tests.spec.harness import Harness
@@ -89,7 +89,7 @@ def asked(length: int, forced: list[int] | None = None) -> Request:
 
 
 def stepwise(
-    engines: dict[str, Engine], requests: dict[str, list[Request]], progress: list[tuple[str, float]]
+    engines: dict[str, EngineCore], requests: dict[str, list[Request]], progress: list[tuple[str, float]]
 ) -> list[Taken]:
     """What engines write in turns. progress: which one came how far, step by step."""
 

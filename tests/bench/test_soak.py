@@ -24,11 +24,11 @@ OPTIONS = Options("bundled", threads=1)
 FAULTY = """
 import sys
 
-if "foresay.server.host.process" in sys.orig_argv:
+if "foresay.server.engine_process.process" in sys.orig_argv:
     from foresay.kvpaging.pool import PagePool
-    from foresay.spec.engine import Engine
+    from foresay.spec.engine import EngineCore
 
-    release, step, kept, steps = PagePool.release, Engine.step, [], []
+    release, step, kept, steps = PagePool.release, EngineCore.step, [], []
 
     def keep_one(pool, page):
         kept.append(page) if not kept else release(pool, page)
@@ -40,7 +40,7 @@ if "foresay.server.host.process" in sys.orig_argv:
             deltas[0].tokens[0] = (deltas[0].tokens[0] + 1) % engine.info.vocab_size
         return deltas
 
-    PagePool.release, Engine.step = keep_one, say_another
+    PagePool.release, EngineCore.step = keep_one, say_another
 """
 
 

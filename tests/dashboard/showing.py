@@ -11,7 +11,7 @@ import aiohttp
 import msgspec
 from playwright.async_api import WebSocket
 
-from foresay.server.host.service import Service
+from foresay.server.models.service import Service
 from foresay.server.text.tokenizer import SamplingDefaults, Tokenizer
 from foresay.spec.trace import StepTrace
 from tests.dashboard.browsing import Visit, visiting

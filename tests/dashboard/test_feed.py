@@ -18,7 +18,7 @@ from foresay.server.api.about import dashboard
 from foresay.server.api.about.dashboard import FEED, Feed
 from foresay.server.gateway.keys import KeyStore
 from foresay.server.http.auth import AuthMiddleware, Origins
-from foresay.server.observe.telemetry.telemetry import Telemetry
+from foresay.server.metrics.telemetry import Telemetry
 from tests.gateway.guarded import ALICE, BOB, bearer, guarded
 from tests.server.scripted import END, ScriptedEngine, served
 from tests.server.wire import until

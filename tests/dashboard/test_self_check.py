@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Page, expect
 
-from foresay.server.observe import selfcheck
+from foresay.server.metrics import selfcheck
 from foresay.server.text.tokenizer import Tokenizer
 from tests.dashboard.browsing import needs_chromium
 from tests.dashboard.showing import posted, shown

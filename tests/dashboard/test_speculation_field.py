@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from foresay.server.observe.telemetry.counters import Counters
+from foresay.server.metrics.counters import Counters
 from tests.server.scripted import END, STEP, ScriptedEngine, served
 
 ASKS: dict[str, dict[str, object]] = {

@@ -17,10 +17,10 @@ from playwright.async_api import expect
 from foresay.server.cli.main import main
 from foresay.server.cli.pair import check
 from foresay.server.cli.probe import plain
-from foresay.server.host.service import Service
-from foresay.server.observe.telemetry.log import Reporter
-from foresay.server.observe.telemetry.telemetry import Telemetry
-from foresay.server.observe.telemetry.verdict import judged
+from foresay.server.metrics.log import Reporter
+from foresay.server.metrics.telemetry import Telemetry
+from foresay.server.metrics.verdict import judged
+from foresay.server.models.service import Service
 from foresay.server.settings.config import EngineConfig
 from foresay.server.text.tokenizer import Tokenizer
 from tests.dashboard.browsing import needs_chromium, visiting
@@ -49,7 +49,7 @@ def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tup
     script, wild, truth = SCRIPTS[request.param]
     clock = Clock(wild)
     clock.give(monkeypatch)
-    for module in ("host.local", "cli.probe"):
+    for module in ("engine_process.local", "cli.probe"):
         monkeypatch.setattr(f"foresay.server.{module}.build_engine", building(script, clock))
     monkeypatch.setattr("foresay.server.cli.probe.PROMPTS", ("a", "b", "c", "d", "e", "f"))
     return script, clock, truth

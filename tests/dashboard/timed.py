@@ -19,7 +19,7 @@ from foresay.server.engine.generation import EngineStatus, Sink
 from foresay.spec.accept import accept
 from foresay.spec.adjust import LogitEdits
 from foresay.spec.budget import CostModel
-from foresay.spec.engine import Engine
+from foresay.spec.engine import EngineCore
 from foresay.spec.protocols import FeatureRequest, Forward, Rows, Verified
 from foresay.spec.request import EngineInfo, Request
 from foresay.spec.scheduler import Scheduler
@@ -145,7 +145,7 @@ class Knowing:
     def finished(self, sequence: SequenceState) -> None: ...
 
 
-def engine(script: Script, clock: Clock, drafts: bool = True) -> Engine:
+def engine(script: Script, clock: Clock, drafts: bool = True) -> EngineCore:
     """Of pages of one token, so that a prompt of one leaves nothing to read."""
     pool = PagePool(16 * ROOM, 1)
     cost = CostModel([1, 1 + DRAFTED, 2 + DRAFTED], [script.plain, script.verifying, script.verifying], clock=clock)
@@ -154,7 +154,7 @@ def engine(script: Script, clock: Clock, drafts: bool = True) -> Engine:
     scheduler = Scheduler(pool, None, shape, cost, 1)
     target = Target(script, clock)
     drafter = Knowing(script, clock) if drafts else None
-    return Engine(
+    return EngineCore(
         info=_info(drafts, script), pool=pool, prefix=PrefixIndex(pool), verifier=target, drafter=drafter,
         scheduler=scheduler,
     )  # fmt: skip
@@ -172,7 +172,7 @@ def _info(drafts: bool, script: Script) -> EngineInfo:
 class Stepping:
     """Implements :class:`foresay.server.engine.generation.ServedEngine` in the event loop of its server."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: EngineCore) -> None:
         self.status, self.info = EngineStatus("ready"), engine.info
         self.observe: Callable[[StepTrace], None] = lambda trace: None
         self._engine, self._sinks = engine, dict[str, Sink]()
@@ -202,6 +202,6 @@ class Stepping:
     def keep_warm(self, tokens: list[int], salt: str) -> None: ...
 
 
-def building(script: Script, clock: Clock) -> Callable[..., Engine]:
+def building(script: Script, clock: Clock) -> Callable[..., EngineCore]:
     """A stand-in for :func:`foresay.server.engine.build.build_engine`."""
     return lambda config, *rest, **named: engine(script, clock, config.draft != "none")

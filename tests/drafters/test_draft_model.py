@@ -15,7 +15,7 @@ import torch
 from foresay.drafters.draft_model import DraftModelDrafter
 from foresay.kvpaging import KVStore, PagePool, PageTable
 from foresay.spec.constrain import Ahead
-from foresay.spec.engine import Engine
+from foresay.spec.engine import EngineCore
 from foresay.spec.price import Price
 from foresay.spec.protocols import FeatureRequest, Forward, Rows
 from foresay.spec.sample import Noise
@@ -41,7 +41,7 @@ SHAPES = ["1,1,1", "3,2,1", "4,4,2,2,1", LARGEST]
 class Watched:
     """An engine whose draft model's store can be looked into."""
 
-    engine: Engine
+    engine: EngineCore
     draft: ModelRunner
 
     @classmethod

@@ -11,7 +11,7 @@ import torch
 from foresay.drafters import hidden_states
 from foresay.drafters.eagle import EagleDrafter
 from foresay.kvpaging import PagePool, PageTable
-from foresay.spec.engine import Engine
+from foresay.spec.engine import EngineCore
 from foresay.spec.protocols import Rows
 from foresay.spec.request import Request
 from foresay.spec.sample import Noise
@@ -46,7 +46,7 @@ class Watched:
             made.append(EagleDrafter(head, pool))
             return Whisper(made[0], texts)
 
-        self.engine: Engine = engine_of(pair.target, drafter, TreeShape.parse(shape), **options)
+        self.engine: EngineCore = engine_of(pair.target, drafter, TreeShape.parse(shape), **options)
         self.pair, self.head, self.drafter = pair, head, made[0]
         self.drafted: list[int] = []
 

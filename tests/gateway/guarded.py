@@ -10,9 +10,9 @@ from typing import Any
 from aiohttp.test_utils import TestClient, TestServer
 
 from foresay.server.gateway.keys import entry_text
-from foresay.server.host.service import Text
 from foresay.server.http.app import HTTP_LOG, create_app
 from foresay.server.http.auth import AuthMiddleware
+from foresay.server.models.service import Text
 from foresay.server.text.tokenizer import SamplingDefaults, Tokenizer
 from tests.server.scripted import ScriptedEngine
 from tests.server.staying import alone, service_of

@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from foresay.server.host.models.models import MODELS
 from foresay.server.http.auth import AuthMiddleware
+from foresay.server.models.models import MODELS
 from tests.gateway.guarded import ASK, guarded
 from tests.server.scripted import END, ScriptedEngine
 

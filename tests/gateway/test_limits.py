@@ -10,8 +10,8 @@ import pytest
 
 from foresay.server.engine.generation import Generation
 from foresay.server.gateway.keys import KeyStore
-from foresay.server.host.models.models import MODELS
 from foresay.server.http.auth import AuthMiddleware
+from foresay.server.models.models import MODELS
 from foresay.server.text.tokenizer import Tokenizer
 from tests.gateway.guarded import ALICE, ASK, BOB, bearer, guarded
 from tests.routes.apis import APIS

@@ -14,10 +14,10 @@ import pytest
 from aiohttp import web
 
 from foresay.server.gateway.keys import KeyStore
-from foresay.server.host.service import Text
 from foresay.server.http.app import create_app
 from foresay.server.http.auth import AuthMiddleware
 from foresay.server.http.life import _listen, context
+from foresay.server.models.service import Text
 from foresay.server.settings.config import ServeConfig
 from foresay.server.text.tokenizer import SamplingDefaults
 from foresay.spec.errors import ConfigurationError

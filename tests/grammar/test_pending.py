@@ -12,13 +12,13 @@ from typing import cast
 import msgspec
 import pytest
 
-from foresay.server.host import frames
-from foresay.server.host.frames import Link
-from foresay.server.host.loop import Loop
+from foresay.server.engine_process import frames
+from foresay.server.engine_process.frames import Link
+from foresay.server.engine_process.loop import Loop
 from foresay.server.text.grammars.compiler import GrammarCompiler, Pending
 from foresay.server.text.grammars.constraint import LlguidanceConstraint
 from foresay.spec.constrain import Constraint
-from foresay.spec.engine import Engine
+from foresay.spec.engine import EngineCore
 from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import Delta, Grammar, Request
 from foresay.spec.sampling import SamplingParams
@@ -133,7 +133,7 @@ def running() -> Iterator[tuple[Server, Stepping, Held]]:
     ours, theirs = socket.socketpair()
     server, engine, held = Server(ours), Stepping(), Held()
     with ours, theirs, contextlib.closing(Link(theirs)) as link:
-        loop = Loop(cast(Engine, engine), link, lambda: held)
+        loop = Loop(cast(EngineCore, engine), link, lambda: held)
         thread = threading.Thread(target=loop.run)
         thread.start()
         yield server, engine, held

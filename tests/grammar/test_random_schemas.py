@@ -10,8 +10,8 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 
 from bench.schemas import Schema, schemas
-from foresay.server.host.local import Engine
-from foresay.server.host.text_stream import Completion
+from foresay.server.engine_process.local import Engine
+from foresay.server.engine_process.text_stream import Completion
 from foresay.server.text.grammars import constraint
 from foresay.server.text.grammars.constraint import LlguidanceConstraint
 

@@ -19,7 +19,7 @@ from foresay.server.engine.device import Device
 from foresay.server.engine.numbers import choose_activations
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import CannotRun
-from foresay.spec.engine import Engine
+from foresay.spec.engine import EngineCore
 from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
 from foresay.verifier.model.linear import Linear
@@ -243,7 +243,7 @@ def test_fewer_rows_at_once_have_the_same_bits(monkeypatch, nothing_kept, name, 
     assert launch.compromises == ["multiply: error: register allocation failed"]
 
 
-def answer(target: str = "bundled") -> tuple[list[int], Engine]:
+def answer(target: str = "bundled") -> tuple[list[int], EngineCore]:
     """Twelve tokens of an engine that drafts nothing."""
     engine = build_engine(
         EngineConfig(target=target, draft="none", dtype="float32", kv_tokens=256, max_model_len=128), costs=known()

@@ -217,7 +217,7 @@ def test_a_kernel_that_is_kept_looks_at_no_other(folder, monkeypatch, most) -> N
 @pytest.mark.parametrize(
     "begin",
     [
-        "from foresay.server.host import process; process._import()",
+        "from foresay.server.engine_process import process; process._import()",
         "from foresay.server.cli.__main__ import main; sys.argv[1:] = ['list']; main()",
     ],
     ids=["engine process", "command"],

@@ -7,9 +7,9 @@ import itertools
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
-from foresay.server.host.client_base import Resumed
-from foresay.server.host.models.residency import Residency
-from foresay.server.host.models.resident import Heartbeat, Keep, NoMemory, NotRestored, Resident
+from foresay.server.engine_process.client_base import Resumed
+from foresay.server.models.residency import Residency
+from foresay.server.models.resident import Heartbeat, Keep, NoMemory, NotRestored, Resident
 from foresay.spec.errors import ConfigurationError, ForesayError
 from foresay.spec.request import Footprint
 

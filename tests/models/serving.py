@@ -10,10 +10,10 @@ from typing import Any
 from aiohttp.test_utils import TestClient, TestServer
 
 from foresay.server.engine.generation import EngineStatus
-from foresay.server.host.models.models import Models
-from foresay.server.host.service import ServerState, Text
 from foresay.server.http.app import create_app
 from foresay.server.http.auth import AuthMiddleware
+from foresay.server.models.models import Models
+from foresay.server.models.service import ServerState, Text
 from foresay.server.text.parsers.chat_format import ChatFormat
 from foresay.server.text.tokenizer import SamplingDefaults, Tokenizer
 from foresay.spec.errors import ForesayError

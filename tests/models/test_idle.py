@@ -13,9 +13,9 @@ import pytest
 
 from foresay.server.api.admin import _changed
 from foresay.server.gateway.keys import KeyStore
-from foresay.server.host.models.model import Model
-from foresay.server.host.service import ServerState, Text
 from foresay.server.http.auth import AuthMiddleware
+from foresay.server.models.model import Model
+from foresay.server.models.service import ServerState, Text
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.resolved import BUNDLED
 from foresay.spec.errors import InvalidRequest

@@ -8,7 +8,7 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from foresay.server.host.models.resident import Heartbeat, NotRestored
+from foresay.server.models.resident import Heartbeat, NotRestored
 from foresay.server.schemas.errors import LoadFailed, Unavailable
 from foresay.spec.errors import ConfigurationError
 from tests.models.coming import CAPACITY, Comer, World

@@ -11,7 +11,7 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from foresay.server.host.models.models import Models
+from foresay.server.models.models import Models
 from foresay.server.text.choice import Choice, ChoiceOptions
 from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams

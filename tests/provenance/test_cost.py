@@ -7,7 +7,7 @@ from typing import Any
 
 from foresay.server.api.common.route import EVENTS
 from foresay.server.api.openai.chat import ChatAnswer
-from foresay.server.host.service import AnswerOrigin as AnswerOrigin
+from foresay.server.models.service import AnswerOrigin as AnswerOrigin
 from foresay.server.schemas.chat import ChatRequest
 from foresay.server.text.choice import Choice, ChoiceOptions
 from foresay.spec.request import Delta, Origin, Request

@@ -11,7 +11,7 @@ import pytest
 from foresay.server.api.common.streaming import pieces_of
 from foresay.server.api.openai.completions import CompletionAnswer
 from foresay.server.engine.generation import Generation
-from foresay.server.host.service import AnswerOrigin
+from foresay.server.models.service import AnswerOrigin
 from foresay.server.schemas.chat import CompletionRequest
 from foresay.server.text.choice import Choice, ChoiceOptions
 from foresay.spec.request import Request

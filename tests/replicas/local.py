@@ -11,9 +11,9 @@ from typing import Self
 from msgspec.structs import replace
 
 from foresay.server.engine.generation import generate
-from foresay.server.host.client_base import Progress
-from foresay.server.host.replicas.fleet import Fleet
-from foresay.server.host.replicas.hosted import Address, Hosted
+from foresay.server.engine_process.client_base import Progress
+from foresay.server.replicas.fleet import Fleet
+from foresay.server.replicas.hosted import Address, Hosted
 from foresay.server.settings.config import ServeConfig
 from foresay.spec.request import Delta, Request
 from foresay.spec.sampling import SamplingParams
@@ -29,7 +29,7 @@ ASKED = [
 
 
 class Local:
-    """A :class:`~foresay.server.host.replicas.fleet.Cluster` of replicas that a test starts and ends."""
+    """A :class:`~foresay.server.replicas.fleet.Cluster` of replicas that a test starts and ends."""
 
     def __init__(self) -> None:
         self.hosted: dict[str, Hosted] = {}

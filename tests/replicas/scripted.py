@@ -11,11 +11,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from foresay.server.engine.generation import ServedEngine
-from foresay.server.host import frames
-from foresay.server.host.client_base import Progress
-from foresay.server.host.frames import Channel, unpack_up
-from foresay.server.host.replicas.fleet import Fleet
-from foresay.server.host.replicas.hosted import Address, admit
+from foresay.server.engine_process import frames
+from foresay.server.engine_process.client_base import Progress
+from foresay.server.engine_process.frames import Channel, unpack_up
+from foresay.server.replicas.fleet import Fleet
+from foresay.server.replicas.hosted import Address, admit
 from foresay.server.settings.config import ServeConfig
 from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import Delta
@@ -63,7 +63,7 @@ class Door(Channel):
 
 
 class Scripted:
-    """A :class:`~foresay.server.host.replicas.fleet.Cluster` of two replicas whose engine is in this process."""
+    """A :class:`~foresay.server.replicas.fleet.Cluster` of two replicas whose engine is in this process."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine

@@ -6,7 +6,7 @@ import asyncio
 import os
 from pathlib import Path
 
-from foresay.server.host.replicas.hosted import Address
+from foresay.server.replicas.hosted import Address
 from foresay.server.settings.config import ServeConfig
 from foresay.spec.errors import ConfigurationError
 

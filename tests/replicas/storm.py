@@ -129,7 +129,7 @@ async def disturb(storm: Storm, scale: Callable[[int, int], Awaitable[None]]) ->
     await scale(2, 1)
     await storm.until_replicas(2)
     for number in range(KILLS):
-        await storm.kill(("ray::ServeReplica", "foresay.server.host.process")[number % 2], 2)
+        await storm.kill(("ray::ServeReplica", "foresay.server.engine_process.process")[number % 2], 2)
     body, headers = {"settings": {"draft": "ngram"}}, {"Authorization": f"Bearer {ADMIN}"}
     async with storm.clients[0].post("/admin/reload", json=body, headers=headers) as response:
         update: dict[str, Any] = await response.json()
@@ -157,7 +157,7 @@ def main() -> None:
     import ray
     from ray import serve
 
-    from foresay.server.host.replicas.cluster import APPLICATION, ENVIRONMENT, application
+    from foresay.server.replicas.cluster import APPLICATION, ENVIRONMENT, application
     from foresay.server.settings.config import ServeConfig
 
     os.environ.update(ENVIRONMENT)

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from foresay.server.host.replicas import hosted
-from foresay.server.host.replicas.hosted import NONCE_BYTES, PROOF_BYTES, admit, introduce
+from foresay.server.replicas import hosted
+from foresay.server.replicas.hosted import NONCE_BYTES, PROOF_BYTES, admit, introduce
 from foresay.server.schemas.errors import EngineFailed
 from tests.server.wire import until
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from foresay.server.host.replicas.cluster_process import ClusterProcess
+from foresay.server.replicas.cluster_process import ClusterProcess
 from foresay.server.settings.config import ServeConfig
 from foresay.spec.errors import ConfigurationError, ForesayError
 

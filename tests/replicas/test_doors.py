@@ -13,11 +13,11 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from foresay.server.host import frames
-from foresay.server.host.child import Spawned
-from foresay.server.host.frames import pack, unpack_down, unpack_up
-from foresay.server.host.replicas import hosted
-from foresay.server.host.replicas.hosted import Hosted, introduce
+from foresay.server.engine_process import frames
+from foresay.server.engine_process.child import Spawned
+from foresay.server.engine_process.frames import pack, unpack_down, unpack_up
+from foresay.server.replicas import hosted
+from foresay.server.replicas.hosted import Hosted, introduce
 from foresay.server.settings.config import ServeConfig
 from foresay.spec.request import Delta, EngineInfo, Request
 from foresay.spec.sampling import SamplingParams

@@ -13,7 +13,7 @@ import pytest_asyncio
 from msgspec.structs import replace
 
 from foresay.server.engine.generation import Generation
-from foresay.server.host.replicas.fleet import Fleet
+from foresay.server.replicas.fleet import Fleet
 from foresay.server.schemas.errors import KillsEngine
 from foresay.spec.request import Delta, Request
 from tests.replicas.local import ASKED, CONFIG, SECONDS, Local, asking, text, written
@@ -112,7 +112,7 @@ async def test_what_ran_in_a_replica_that_answers_nothing_goes_on_in_another(clu
 
 
 async def test_a_replica_that_is_to_end_is_left_at_once(cluster, expected, folder, monkeypatch):
-    monkeypatch.setattr("foresay.server.host.replicas.fleet.LOOK_SECONDS", 0.02)  # before the streams are over
+    monkeypatch.setattr("foresay.server.replicas.fleet.LOOK_SECONDS", 0.02)  # before the streams are over
     async with asking(cluster) as fleet:
 
         async def leave() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foresay.server.host.replicas.replica import ReplicaLoad, Router
+from foresay.server.replicas.replica import ReplicaLoad, Router
 
 IDLE = {"a": ReplicaLoad(0, 4), "b": ReplicaLoad(0, 4)}
 LONG, OTHER = list(range(256)), list(range(1000, 1256))

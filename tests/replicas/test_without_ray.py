@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from foresay.server.host.replicas.cluster_process import ClusterProcess
+from foresay.server.replicas.cluster_process import ClusterProcess
 from foresay.server.settings.config import ServeConfig
 from foresay.spec.errors import ConfigurationError
 

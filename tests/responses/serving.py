@@ -11,9 +11,9 @@ import openai
 from aiohttp.test_utils import TestClient, TestServer, get_port_socket
 
 from foresay.server.api.responses.store import Responses, SocketLimits, StoreLimits
-from foresay.server.host.service import ServerState, Service, Text
 from foresay.server.http.app import create_app
 from foresay.server.http.auth import AuthMiddleware
+from foresay.server.models.service import ServerState, Service, Text
 from foresay.server.text.parsers.chat_format import ChatFormat
 from foresay.server.text.tokenizer import SamplingDefaults, Tokenizer
 from tests.replicas.scripted import asked

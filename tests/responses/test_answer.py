@@ -16,7 +16,7 @@ from foresay.server.api.responses.answer import Cancelled, ResponseAnswer
 from foresay.server.api.responses.items import Toolbox
 from foresay.server.api.responses.schemas import FunctionTool, Reasoning, Response, ResponseRequest, TextFormat
 from foresay.server.api.responses.schemas import TextOptions as ResponseText
-from foresay.server.host.service import AnswerOrigin
+from foresay.server.models.service import AnswerOrigin
 from foresay.server.schemas.errors import EngineFailed, described
 from foresay.server.text.choice import Choice, ChoiceOptions, Piece
 from foresay.server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart

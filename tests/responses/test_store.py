@@ -8,7 +8,7 @@ import msgspec
 from foresay.server.api.responses.items import given_items
 from foresay.server.api.responses.schemas import OutputMessage, OutputText, Reasoning, Response, TextOptions
 from foresay.server.api.responses.store import TOKEN_BYTES, Record, Responses, ResponseStore, StoreLimits
-from foresay.server.host.models.models import MODELS
+from foresay.server.models.models import MODELS
 from tests.server.scripted import ScriptedEngine, served
 from tests.server.wire import post
 

@@ -14,10 +14,10 @@ import pytest_asyncio
 from aiohttp.test_utils import TestServer
 
 from foresay.server.api.responses.store import Responses
-from foresay.server.host.client import EngineClient
-from foresay.server.host.service import Service, Text
+from foresay.server.engine_process.client import EngineClient
 from foresay.server.http.app import create_app
 from foresay.server.http.auth import AuthMiddleware
+from foresay.server.models.service import Service, Text
 from foresay.server.settings.config import ServeConfig
 from tests.responses.bare import BINARY, CLOSE, PING, PONG, TEXT, Bare
 from tests.responses.test_socket import LAST

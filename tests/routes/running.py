@@ -11,9 +11,9 @@ from typing import Any
 from aiohttp.test_utils import TestServer
 
 from foresay.server.engine.generation import Sink
-from foresay.server.host import frames
-from foresay.server.host.service import Text
+from foresay.server.engine_process import frames
 from foresay.server.http.app import HTTP_LOG, create_app
+from foresay.server.models.service import Text
 from foresay.server.text.parsers.chat_format import ChatFormat
 from foresay.server.text.tokenizer import SamplingDefaults, Tokenizer
 from foresay.spec.request import Request

@@ -10,7 +10,7 @@ from aiohttp import ServerDisconnectedError, web
 
 from foresay.server.api.common.route import EventStream
 from foresay.server.engine.generation import EngineStatus, Sink
-from foresay.server.host.service import Service
+from foresay.server.models.service import Service
 from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from foresay.server.api.common import route
-from foresay.server.host.service import Service
-from foresay.server.observe.telemetry.request_stats import RequestStats
-from foresay.server.observe.telemetry.telemetry import Telemetry
+from foresay.server.metrics.request_stats import RequestStats
+from foresay.server.metrics.telemetry import Telemetry
+from foresay.server.models.service import Service
 from foresay.server.text.choice import Choice
 from tests.routes.apis import APIS, Api
 from tests.server.scripted import END, ScriptedEngine, served

@@ -13,7 +13,7 @@ import pytest
 import foresay
 from foresay.server.api.ollama import routes
 from foresay.server.api.ollama.routes import MOST, Pulls
-from foresay.server.host.models.models import MODELS
+from foresay.server.models.models import MODELS
 from tests.server.scripted import END, INFO, ScriptedEngine, served
 from tests.server.wire import STORY
 

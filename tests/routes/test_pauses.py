@@ -19,7 +19,7 @@ from aiohttp.test_utils import TestClient
 
 from foresay.server.api.common.route import Route
 from foresay.server.engine.generation import Sink
-from foresay.server.host import frames
+from foresay.server.engine_process import frames
 from foresay.server.http.app import ROUTE_MODULES
 from foresay.server.schemas.bounds import LARGEST_BODY, MOST_CALLS, MOST_MESSAGES, MOST_PARTS, MOST_TOOLS
 from foresay.spec.request import Delta, Request

@@ -12,7 +12,7 @@ import pytest
 from aiohttp.test_utils import TestClient
 
 from foresay.server.engine.generation import Sink
-from foresay.server.host.service import Service
+from foresay.server.models.service import Service
 from foresay.spec.request import Request
 from tests.server.scripted import END, STEP, ScriptedEngine, served
 

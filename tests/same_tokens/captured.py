@@ -9,7 +9,7 @@ from foresay.drafters.levels import TreeDrafter
 from foresay.drafters.proposer import by_plan
 from foresay.kvpaging import PagePool, PrefixIndex
 from foresay.spec.budget import CostModel
-from foresay.spec.engine import Engine
+from foresay.spec.engine import EngineCore
 from foresay.spec.protocols import Drafter
 from foresay.spec.scheduler import Scheduler
 from foresay.spec.step import StepRunner
@@ -49,7 +49,7 @@ def captured_engine(
     prefix: bool = False,
     windows: int = 0,
     wrap: Callable[[Proposer], Proposer] = lambda proposer: proposer,
-) -> Engine:
+) -> EngineCore:
     """graphs: False runs the same passes without captured steps. wrap: put around every proposer that has a model."""
     pool = PagePool(1 + tokens // page_size, page_size)
     verifier, proposing = windowed(pair.target, pool, pair.kv, windows), drafter(pool)
@@ -64,7 +64,7 @@ def captured_engine(
         return [plain, *map(wrap, others)]
 
     made = buckets(verifier, wrapped, capture, (sizes(max_seqs), widths(longest, page_size)))
-    return Engine(
+    return EngineCore(
         info=info,
         pool=pool,
         prefix=index,
@@ -77,7 +77,7 @@ def captured_engine(
     )
 
 
-def run_freely(engine: Engine, jobs: Iterable[Job], careful: bool = False) -> dict[str, Text]:
+def run_freely(engine: EngineCore, jobs: Iterable[Job], careful: bool = False) -> dict[str, Text]:
     """Run jobs to their end, letting steps run ahead. careful: prove the ledger and poison KV before every step."""
     waiting = sorted(jobs, key=lambda job: job.arrives)
     texts = {job.id: Text() for job in waiting}

@@ -14,7 +14,7 @@ from foresay.drafters.proposer import on_device
 from foresay.drafters.self_draft import SelfDrafter
 from foresay.kvpaging import KVStore, PagePool, PrefixIndex, StatePages, WindowPages
 from foresay.spec.budget import CostModel
-from foresay.spec.engine import Engine
+from foresay.spec.engine import EngineCore
 from foresay.spec.protocols import Drafter, Lookup
 from foresay.spec.request import EngineInfo
 from foresay.spec.scheduler import Scheduler
@@ -124,14 +124,14 @@ def engine_of(
     prefix: bool = False,
     kv: torch.dtype | None = None,
     windows: int = 0,
-) -> Engine:
+) -> EngineCore:
     """An engine with a pool of ``tokens`` tokens, its steps witnessed. chunk: most prefill rows of a step. kv: see
     :class:`Pair`. windows: see :func:`windowed`.
     """
     pool = PagePool(1 + tokens // page_size, page_size)
     verifier, proposing = windowed(target, pool, kv, windows), drafter(pool)
     index = PrefixIndex(pool) if prefix else None
-    engine = Engine(
+    engine = EngineCore(
         info=info_of(target, pool, max_seqs, shape),
         pool=pool,
         prefix=index,

@@ -12,7 +12,7 @@ import torch
 from foresay.drafters.ngram import NgramDrafter
 from foresay.drafters.suffix.drafter import SuffixDrafter
 from foresay.kvpaging import PagePool
-from foresay.spec.engine import Engine
+from foresay.spec.engine import EngineCore
 from foresay.spec.protocols import Drafter
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.tree import ROOT_ONLY, TreeShape
@@ -115,7 +115,7 @@ def shape_of(drafter: str) -> TreeShape:
     return fixed.get(drafter, TreeShape.parse("2,4,4,3,3,2,1"))
 
 
-def drafting(pair: Pair, drafter: str, texts: Mapping[str, list[int]], **options: int | bool) -> Engine:
+def drafting(pair: Pair, drafter: str, texts: Mapping[str, list[int]], **options: int | bool) -> EngineCore:
     """An engine with one of the drafters. texts: prompt and output by request, for the one that knows them."""
     making, shape = maker(pair, drafter, texts), shape_of(drafter)
     return engine_of(pair.target, making, shape, kv=pair.kv, **options)  # type: ignore[arg-type]
@@ -142,7 +142,7 @@ def maker(pair: Pair, drafter: str, texts: Mapping[str, list[int]]) -> MakeDraft
     return made
 
 
-def cut_short(engine: Engine, job: Job, text: list[int], cut: int) -> Job:
+def cut_short(engine: EngineCore, job: Job, text: list[int], cut: int) -> Job:
     """What goes on with a text that was ended, as a stop string does it, ``cut`` tokens before its last one."""
     engine.add(job.request())
     count = 0

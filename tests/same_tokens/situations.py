@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 
-from foresay.spec.engine import Engine
+from foresay.spec.engine import EngineCore
 from tests.same_tokens import options
 from tests.same_tokens.models import Pair
 from tests.same_tokens.runs import assert_same, cut_short, jobs_of, plain, replace_params, returning, whole
@@ -25,7 +25,7 @@ SITUATIONS: dict[str, dict[str, int | bool]] = {
     "with other options": {"chunk": 11},
 }
 #: Makes an engine that drafts for these texts (prompt and output by request), with such options.
-MakeEngine = Callable[..., Engine]
+MakeEngine = Callable[..., EngineCore]
 
 
 @cache
@@ -63,7 +63,7 @@ def assert_same_in(
     change: Callable[[Sequence[Job], dict[str, Text]], list[Job]] = lambda jobs, texts: list(jobs),
     found: int = 12,
     **more: int | bool,
-) -> tuple[Engine, dict[str, Text]]:
+) -> tuple[EngineCore, dict[str, Text]]:
     """Run a situation's requests, prove the texts, and that what it is about took place; the engine and the texts.
     change: the requests, by the texts that they come to. found: how many of those that come back must be. more: options
     of the engine."""

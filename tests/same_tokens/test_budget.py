@@ -21,7 +21,7 @@ from foresay.spec.budget.budget import Budget
 from foresay.spec.budget.cost import DraftCost
 from foresay.spec.budget.members import RESTING, Member
 from foresay.spec.budget.plan import NO_PLAN, Plan, Share
-from foresay.spec.engine import Engine
+from foresay.spec.engine import EngineCore
 from foresay.spec.price import Price
 from foresay.spec.protocols import Drafter
 from foresay.spec.scheduler import Scheduler
@@ -91,7 +91,7 @@ def members_of(pair: Pair, known: Mapping[str, list[int]], pool: PagePool) -> li
     return [Member.model(one, cost) for one in models if one is not None] + [Member.looking(one) for one in looking]
 
 
-def engine_with(pair: Pair, texts: Mapping[str, list[int]], seed: int | None, **changes: int | bool) -> Engine:
+def engine_with(pair: Pair, texts: Mapping[str, list[int]], seed: int | None, **changes: int | bool) -> EngineCore:
     """An engine whose budget chooses at random, or by what it costs and brings (seed None)."""
     made: list[Budget] = []
 
@@ -104,7 +104,7 @@ def engine_with(pair: Pair, texts: Mapping[str, list[int]], seed: int | None, **
     engine = engine_of(pair.target, drafter, MOST, **changes)  # type: ignore[arg-type]
     old = engine.scheduler
     scheduler = Scheduler(old.pool, old.prefix, MOST, old.cost, old.max_seqs, old.max_chunk, budget=made[0])
-    rebuilt = Engine(
+    rebuilt = EngineCore(
         info=engine.info,
         pool=engine.pool,
         prefix=engine.prefix,
@@ -117,7 +117,7 @@ def engine_with(pair: Pair, texts: Mapping[str, list[int]], seed: int | None, **
     return rebuilt
 
 
-def assert_mixed(engine: Engine) -> None:
+def assert_mixed(engine: EngineCore) -> None:
     """No drafter, each alone, and several together drafted, and more than one of them had something accepted."""
     budget = engine.scheduler.budget
     assert isinstance(budget, Reckless)

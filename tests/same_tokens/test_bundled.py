@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from foresay.server.engine.build import build_engine
 from foresay.server.settings.config import Dtype, EngineConfig
 from foresay.server.settings.resolved import BUNDLED
-from foresay.spec.engine import Engine
+from foresay.spec.engine import EngineCore
 from tests.same_tokens.proposers import RandomTrees
 from tests.same_tokens.runs import CHAINS, TREES, assert_same, sampled, shape_of, whole
 from tests.same_tokens.witness import Job, Text, Witness, run
@@ -30,18 +30,18 @@ REST = [drafter for drafter in [*CHAINS, *TREES] if drafter not in QUICK]
 
 
 @pytest.fixture(scope="module")
-def engine() -> Callable[..., Engine]:
+def engine() -> Callable[..., EngineCore]:
     """Engines by drafter and dtype; the drafts of one model take turns in one engine."""
 
     @cache
-    def built(drafting: str, dtype: Dtype) -> Engine:
+    def built(drafting: str, dtype: Dtype) -> EngineCore:
         config = EngineConfig(draft=drafting, dtype=dtype, kv_tokens=640, max_model_len=160, threads=1)
         engine = build_engine(config)
         assert engine.info.exact, engine.info.exact_reason
         engine.runner = Witness(engine.runner.verifier, engine.drafter)
         return engine
 
-    def chosen(drafter: str, dtype: Dtype = "auto") -> Engine:
+    def chosen(drafter: str, dtype: Dtype = "auto") -> EngineCore:
         kind = drafter if drafter in ("none", "ngram") else "none" if drafter in ("truth", "garbage") else DRAFT
         engine = built(kind, dtype)
         engine.scheduler.shape = shape_of(drafter)

@@ -22,7 +22,7 @@ from foresay.spec.budget.cost import DraftCost
 from foresay.spec.budget.members import OPEN, Member
 from foresay.spec.budget.plan import NO_PLAN, Plan, Share, Why
 from foresay.spec.budget.weigh import CandidatePlan
-from foresay.spec.engine import Engine
+from foresay.spec.engine import EngineCore
 from foresay.spec.price import Price
 from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
@@ -91,7 +91,7 @@ def planned_engine(
     capture: Capture,
     with_copy: bool = False,
     whole: bool = False,
-) -> Engine:
+) -> EngineCore:
     """An engine whose budget plans so, with what a device captures for it; or, ``whole``, with what a CPU records."""
     verifier, cost = paged(pair.target, pool), DraftCost(0.05, 0.05, 0.01)
     if with_copy:
@@ -103,7 +103,7 @@ def planned_engine(
     made = buckets(verifier, by_plan(most, True, verifier), capture, (sizes(max_seqs), tables))
     if whole:
         made = iter([((1, pool.num_pages), list(recorded_steps(verifier, on_cpu(most, verifier.vocab_size))))])
-    return Engine(
+    return EngineCore(
         info=info,
         pool=pool,
         prefix=None,

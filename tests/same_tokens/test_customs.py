@@ -11,7 +11,7 @@ import pytest
 from foresay.drafters.combined import members_of
 from foresay.drafters.custom import CustomDrafter
 from foresay.server.engine.build import build_engine
-from foresay.spec.engine import Engine
+from foresay.spec.engine import EngineCore
 from tests.same_tokens.runs import assert_same, jobs_of, plain
 from tests.same_tokens.test_directories import config, directory, expected, witnessed
 from tests.same_tokens.witness import Text, run
@@ -24,8 +24,8 @@ JOBS = jobs_of(300, (9, 70, 33, 1, 20, 40), 20)
 
 
 @pytest.fixture
-def built(directory) -> Callable[..., Engine]:
-    def made(draft: str, **changes: object) -> Engine:
+def built(directory) -> Callable[..., EngineCore]:
+    def made(draft: str, **changes: object) -> EngineCore:
         where = draft.replace("draft_model", str(directory / "draft"))
         return witnessed(build_engine(config(directory / "target", where, **changes)))
 

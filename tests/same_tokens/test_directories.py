@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from foresay.server.engine.build import build_engine
 from foresay.server.settings.config import EngineConfig
-from foresay.spec.engine import Engine
+from foresay.spec.engine import EngineCore
 from tests.same_tokens.models import Pair
 from tests.same_tokens.runs import assert_same, jobs_of, plain
 from tests.same_tokens.witness import Text, Witness, run
@@ -35,7 +35,7 @@ def config(target: Path, draft: str, **changes) -> EngineConfig:
     return EngineConfig(target=str(target), draft=draft, **{**base, **changes})
 
 
-def witnessed(engine: Engine) -> Engine:
+def witnessed(engine: EngineCore) -> EngineCore:
     engine.runner = Witness(engine.runner.verifier, engine.drafter)
     return engine
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer, processors
 
-from foresay import Engine as FacadeEngine
-from foresay.spec.engine import Engine
+from foresay import Engine
+from foresay.spec.engine import EngineCore
 from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import Delta, Grammar, Request
 from foresay.spec.sampling import SamplingParams
@@ -58,7 +58,7 @@ def _request(rng: random.Random, number: int) -> Request:
     return Request(id=str(number), params=SamplingParams(**sampling), **fields)
 
 
-def _step(engine: Engine) -> list[Delta]:
+def _step(engine: EngineCore) -> list[Delta]:
     deltas = engine.step()
     engine.check()
     return deltas
@@ -106,7 +106,7 @@ def test_ids_beyond_the_model_in_its_files_do_no_harm(tmp_path) -> None:
     backend.post_processor = processors.TemplateProcessing(single="<|30|> $A", special_tokens=[("<|30|>", begun)])
     backend.save(str(tmp_path / "target" / "tokenizer.json"))
     given: dict[str, Any] = {"kv_tokens": 640, "max_model_len": 256, "threads": 1, "draft_tokens": 4}
-    with FacadeEngine(str(tmp_path / "target"), f"medusa:{tmp_path / 'medusa'}", **given) as engine:
+    with Engine(str(tmp_path / "target"), f"medusa:{tmp_path / 'medusa'}", **given) as engine:
         assert engine.info.eos_token_ids == (2,)
         assert len(engine.generate([5, 6], max_tokens=8, min_tokens=8, seed=0).token_ids) == 8
         with pytest.raises(InvalidRequest, match="prompt holds 320, which is not a token of the model"):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from foresay.drafters.levels import TreeDrafter
-from foresay.spec.engine import Engine
+from foresay.spec.engine import EngineCore
 from foresay.spec.tree import TreeShape
 from tests.combinations import alternating, pairwise
 from tests.same_tokens.heads import KINDS, SHAPES, Whisper, head_of, target_of, whispered
@@ -19,7 +19,7 @@ from tests.same_tokens.situations import accepted_per_step, assert_same_in
 from tests.same_tokens.witness import Text, run
 
 
-def engine_with(pair: Pair, kind: str, shape: str, texts: dict[str, list[int]], **options: int | bool) -> Engine:
+def engine_with(pair: Pair, kind: str, shape: str, texts: dict[str, list[int]], **options: int | bool) -> EngineCore:
     drafter = whispered(head_of(pair, kind, shape), texts)
     return engine_of(pair.target, drafter, SHAPES[shape], **options)  # type: ignore[arg-type]
 

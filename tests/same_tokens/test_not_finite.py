@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from foresay.kvpaging import PagePool
-from foresay.spec.engine import Engine
+from foresay.spec.engine import EngineCore
 from foresay.spec.protocols import Drafter, FeatureReader
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
@@ -125,7 +125,7 @@ def jobs_for(vocab_size: int) -> list[Job]:
     return [replace(job, arrives=index) for index, job in enumerate([clean[0], broken[0], *clean[1:], broken[1]])]
 
 
-def assert_unharmed(models: Pair, make_drafter: MakeDrafter, shape: TreeShape, **options: Any) -> Engine:
+def assert_unharmed(models: Pair, make_drafter: MakeDrafter, shape: TreeShape, **options: Any) -> EngineCore:
     jobs = jobs_for(models.vocab_size)
     expected = plain(models.target, jobs, page_size=options.get("page_size", 16))
     assert {job.id for job in jobs if expected[job.id].finish_reason == "error"} >= {"r2-broken", "r3-broken"}

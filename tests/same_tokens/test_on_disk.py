@@ -10,12 +10,12 @@ import torch
 
 from foresay.kvpaging import DiskPages, KVStore
 from foresay.spec.budget import CostModel
-from foresay.spec.engine import Engine
+from foresay.spec.engine import EngineCore
 from tests.same_tokens.runs import assert_same, drafting, returning, whole
 from tests.same_tokens.witness import run
 
 
-def kept(engine: Engine, folder: Path) -> Engine:
+def kept(engine: EngineCore, folder: Path) -> EngineCore:
     """Keeps its pages there, and always rather reads than computes."""
     assert engine.prefix is not None
     target, *others = [store for store in engine.pool.stores if isinstance(store, KVStore)]

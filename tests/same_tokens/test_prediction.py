@@ -10,7 +10,7 @@ import torch
 from foresay.drafters.combined import RoutedDrafter
 from foresay.drafters.prediction import PredictionDrafter
 from foresay.kvpaging import PagePool
-from foresay.spec.engine import Engine
+from foresay.spec.engine import EngineCore
 from tests.combinations import pairwise
 from tests.same_tokens.edits import predicted
 from tests.same_tokens.models import Pair, engine_of
@@ -20,7 +20,7 @@ from tests.same_tokens.situations import assert_same_in
 CONFIGURED = ["none", "ngram", "suffix tree", "chain4", "4,4,2,2,1", "garbage", "truth"]
 
 
-def engine_with(pair: Pair, configured: str, texts: dict[str, list[int]], **changes: int | bool) -> Engine:
+def engine_with(pair: Pair, configured: str, texts: dict[str, list[int]], **changes: int | bool) -> EngineCore:
     """Predictions first, then one of the other drafters."""
     make, shape = maker(pair, configured, texts), shape_of(configured)
 

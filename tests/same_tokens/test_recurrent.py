@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from foresay.kvpaging.states import recurrent_state
-from foresay.spec.engine import Engine
+from foresay.spec.engine import EngineCore
 from tests.poison import parts_of
 from tests.same_tokens.models import Pair
 from tests.same_tokens.runs import assert_same, drafting, jobs_of, plain, replace_params, whole
@@ -90,7 +90,7 @@ def test_aborted_in_the_middle_of_a_prompt_and_sent_again(models) -> None:
     assert_same(plain(models.target, jobs), run(engine, jobs))
 
 
-def _states(engine: Engine, job: Job) -> Iterator[tuple[int, list[torch.Tensor]]]:
+def _states(engine: EngineCore, job: Job) -> Iterator[tuple[int, list[torch.Tensor]]]:
     """How many tokens a text's state has read, and its bytes, step by step."""
     engine.add(job.request())
     while engine.has_work:

@@ -14,7 +14,7 @@ from foresay.drafters.eagle import MtpDrafter
 from foresay.drafters.hidden_states import WaitingFeatures
 from foresay.drafters.self_draft import SelfDrafter
 from foresay.kvpaging import PagePool
-from foresay.spec.engine import Engine
+from foresay.spec.engine import EngineCore
 from foresay.spec.protocols import Drafter
 from foresay.spec.request import Progress
 from foresay.spec.trace import SequenceTrace
@@ -56,7 +56,7 @@ class Case:
         self.job, self.texts = text_of(self.pair)
         self.known = dict.fromkeys([*IDS, "beside"], self.job.prompt + self.texts["first"].tokens)
 
-    def engine(self, drafts: str | None = None, folder: str = "", tokens: int = 1024) -> Engine:
+    def engine(self, drafts: str | None = None, folder: str = "", tokens: int = 1024) -> EngineCore:
         """A new one on the folder, or one in it. drafts: who drafts, "" for nobody; None: this case's drafter."""
         make: MakeDrafter = lambda pool: None  # noqa: E731
         if name := self.name if drafts is None else drafts:
@@ -82,7 +82,7 @@ class Case:
             FRESH[self.name] = steps(self.run(self.engine(folder="fresh"), "first"))
         return steps(text) <= FRESH[self.name] + 1 + more
 
-    def run(self, engine: Engine, id: str, speculate: bool = True) -> Text:
+    def run(self, engine: EngineCore, id: str, speculate: bool = True) -> Text:
         """The text, which is as it is without drafts."""
         found = run(engine, [replace(self.job, id=id, speculate=speculate)])
         assert_same({id: self.texts["first"]}, found)
@@ -103,48 +103,48 @@ def steps(text: Text) -> int:
     return text.statistics.steps
 
 
-def idle(engine: Engine) -> None:
+def idle(engine: EngineCore) -> None:
     while engine.keep_one():
         pass
 
 
-def in_memory(case: Case) -> Engine:
+def in_memory(case: Case) -> EngineCore:
     engine = case.engine()
     case.run(engine, "first")
     return engine
 
 
-def on_disk(case: Case) -> Engine:
+def on_disk(case: Case) -> EngineCore:
     idle(in_memory(case))
     return case.engine()
 
 
-def plain_request(case: Case) -> Engine:
+def plain_request(case: Case) -> EngineCore:
     engine = case.engine()
     case.run(engine, "first", speculate=False)
     return engine
 
 
-def plain_request_on_disk(case: Case) -> Engine:
+def plain_request_on_disk(case: Case) -> EngineCore:
     idle(plain_request(case))
     return case.engine()
 
 
-def run_without_drafts(case: Case) -> Engine:
+def run_without_drafts(case: Case) -> EngineCore:
     before = case.engine("")
     case.run(before, "first")
     idle(before)
     return case.engine()
 
 
-def anothers_run(case: Case) -> Engine:
+def anothers_run(case: Case) -> EngineCore:
     before = case.engine("recurrent self" if case.name in HYBRID else "draft_model" if "self" in case.name else "self")
     case.run(before, "first")
     idle(before)
     return case.engine()
 
 
-def reloaded(case: Case) -> Engine:
+def reloaded(case: Case) -> EngineCore:
     """An engine went on with the text that one without drafts began, and has stopped since."""
     before, after = case.engine(""), case.engine()
     before.add(replace(case.job, id="first").request())

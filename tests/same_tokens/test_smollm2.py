@@ -21,7 +21,7 @@ from foresay.server.settings.config import Activations, EngineConfig
 from foresay.server.settings.resolved import target_directory
 from foresay.server.text.grammars.compiler import GrammarCompiler
 from foresay.server.text.tokenizer import Tokenizer
-from foresay.spec.engine import Engine
+from foresay.spec.engine import EngineCore
 from foresay.spec.request import Grammar
 from foresay.verifier.ops.kernels.cpu.jit import Processor
 from tests.kernels.emulated import emulation_of
@@ -50,11 +50,11 @@ DRAFTERS += [
 
 
 @pytest.fixture(scope="module")
-def engine(smollm2) -> Iterator[Callable[[str, Activations], Engine]]:
+def engine(smollm2) -> Iterator[Callable[[str, Activations], EngineCore]]:
     """Engines by what drafts in them and by their activations."""
 
     @cache
-    def built(draft: str, activations: Activations) -> Engine:
+    def built(draft: str, activations: Activations) -> EngineCore:
         config = EngineConfig(
             target=str(smollm2), draft=draft, activations=activations, kv_tokens=6144, max_model_len=1536, threads=1
         )
@@ -66,7 +66,7 @@ def engine(smollm2) -> Iterator[Callable[[str, Activations], Engine]]:
         engine.runner = Witness(engine.runner.verifier, engine.drafter)
         return engine
 
-    def chosen(drafter: str, activations: Activations) -> Engine:
+    def chosen(drafter: str, activations: Activations) -> EngineCore:
         engine = built(drafter if drafter in SERVED else "none", activations)
         engine.scheduler.shape = shape_of(drafter)
         return engine
@@ -136,7 +136,7 @@ def test_in_company_and_again(engine, jobs, expected, drafter: str, activations:
         running.runner.drafter = running.drafter
 
 
-def witnessed(config: EngineConfig) -> Engine:
+def witnessed(config: EngineConfig) -> EngineCore:
     engine = build_engine(config)
     engine.runner = Witness(engine.runner.verifier, engine.drafter)
     return engine

@@ -10,7 +10,7 @@ from foresay.drafters.ngram import NgramDrafter
 from foresay.drafters.self_draft import SelfDrafter
 from foresay.drafters.suffix.drafter import SuffixDrafter
 from foresay.kvpaging import PagePool
-from foresay.spec.engine import Engine
+from foresay.spec.engine import EngineCore
 from foresay.spec.protocols import Drafter
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
@@ -47,7 +47,7 @@ OPTIONS: dict[str, dict[str, int | bool]] = {
 }
 
 
-def engine_with(models: Pair, first: str, **options: int | bool) -> Engine:
+def engine_with(models: Pair, first: str, **options: int | bool) -> EngineCore:
     """Chains of seven. first: who drafts for the copy."""
 
     def copy(pool: PagePool) -> SelfDrafter:

@@ -17,7 +17,7 @@ from foresay.drafters.ngram import NgramDrafter
 from foresay.drafters.parallel import MedusaDrafter
 from foresay.drafters.suffix.drafter import SuffixDrafter
 from foresay.kvpaging import PagePool
-from foresay.spec.engine import Engine
+from foresay.spec.engine import EngineCore
 from foresay.spec.protocols import Drafter, FeatureRequest, Features, reader_of
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import ROOT_ONLY, DraftTree, TreeShape
@@ -111,7 +111,7 @@ class TakingTurns:
             member.finished(sequence)
 
 
-def engine_with(pair: Pair, texts: dict[str, list[int]], **changes: int | bool) -> Engine:
+def engine_with(pair: Pair, texts: dict[str, list[int]], **changes: int | bool) -> EngineCore:
     """Nobody whispers here: what is proposed is the drafters' own."""
 
     def made(pool: PagePool) -> Drafter:

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from foresay.kvpaging import KVStore
-from foresay.spec.engine import Engine
+from foresay.spec.engine import EngineCore
 from foresay.spec.protocols import Drafter, Forward, Verifier
 from foresay.spec.request import Delta, Request, TokenLogprobs
 from foresay.spec.sampling import SamplingParams
@@ -93,7 +93,7 @@ class Text:
         self.cached_tokens = delta.cached_tokens
 
 
-def run(engine: Engine, jobs: Iterable[Job]) -> dict[str, Text]:
+def run(engine: EngineCore, jobs: Iterable[Job]) -> dict[str, Text]:
     """Run jobs to their end, KV that nobody may read poisoned and the page ledger proven before every step."""
     waiting = sorted(jobs, key=lambda job: job.arrives)
     texts = {job.id: Text() for job in waiting}
@@ -115,14 +115,14 @@ def run(engine: Engine, jobs: Iterable[Job]) -> dict[str, Text]:
     return texts
 
 
-def poison(engine: Engine) -> None:
+def poison(engine: EngineCore) -> None:
     """NaN in every row of every store that no committed token needs."""
     for store in engine.pool.stores:
         if isinstance(store, KVStore):
             poison_store(store)
 
 
-def _read_bits(engine: Engine, texts: Mapping[str, Text], jobs: Mapping[str, Job]) -> None:
+def _read_bits(engine: EngineCore, texts: Mapping[str, Text], jobs: Mapping[str, Job]) -> None:
     assert isinstance(engine.runner, Witness)
     for name, text in texts.items():
         first = len(jobs[name].prompt)

@@ -10,8 +10,8 @@ from typing import cast
 from aiohttp import web
 
 from foresay.server.engine.generation import ServedEngine
-from foresay.server.observe.selfcheck import SelfCheck
-from foresay.server.observe.telemetry.records import SelfCheckCounts
+from foresay.server.metrics.records import SelfCheckCounts
+from foresay.server.metrics.selfcheck import SelfCheck
 from foresay.server.text.choice import Choice
 from foresay.spec.request import Delta, Request
 from foresay.spec.sampling import SamplingParams

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from foresay.server.observe import selfcheck
+from foresay.server.metrics import selfcheck
 
 
 @pytest.fixture

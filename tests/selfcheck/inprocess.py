@@ -13,7 +13,7 @@ from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import BUNDLED
 from foresay.server.text.grammars.compiler import GrammarCompiler
 from foresay.spec.adjust import LogitEdits
-from foresay.spec.engine import Engine
+from foresay.spec.engine import EngineCore
 from foresay.spec.protocols import Verified
 from foresay.spec.request import EngineInfo, Request
 from foresay.spec.trace import StepTrace
@@ -21,7 +21,7 @@ from foresay.spec.tree import DraftTree
 from foresay.verifier.model_runner import GraphRunner
 
 
-def bundled(draft: str = "bundled", tree: str | None = "3,2,1") -> Engine:
+def bundled(draft: str = "bundled", tree: str | None = "3,2,1") -> EngineCore:
     """The bundled target, a tree drafted in each step, or what the budget chooses."""
     return build_engine(
         EngineConfig(
@@ -56,7 +56,7 @@ def _first_children(tree: DraftTree, sampled: list[int]) -> Verified:
 class SteppedEngine:
     """Steps while there is work. observe: called with every step."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: EngineCore) -> None:
         self.status = EngineStatus("ready")
         self.info: EngineInfo | None = engine.info
         self.observe: Callable[[StepTrace], None] = lambda trace: None

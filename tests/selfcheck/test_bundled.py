@@ -13,10 +13,10 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from foresay.kvpaging import KVStore
-from foresay.server.host.service import Service, Text
 from foresay.server.http.app import create_app
+from foresay.server.models.service import Service, Text
 from foresay.server.settings.config import ServeConfig
-from foresay.spec.engine import Engine
+from foresay.spec.engine import EngineCore
 from tests.selfcheck.inprocess import SteppedEngine, bundled, take_first_children
 from tests.server.staying import alone, service_of
 from tests.server.wire import until
@@ -35,12 +35,12 @@ pytestmark = pytest.mark.usefixtures("impatient")
 
 
 @pytest.fixture(scope="module")
-def engine() -> Engine:
+def engine() -> EngineCore:
     return bundled()
 
 
 @asynccontextmanager
-async def serving(engine: Engine, share: float = 1.0) -> AsyncIterator[tuple[TestClient, Service, SteppedEngine]]:
+async def serving(engine: EngineCore, share: float = 1.0) -> AsyncIterator[tuple[TestClient, Service, SteppedEngine]]:
     stepped = SteppedEngine(engine)
     service = service_of(stepped, Text.load(ServeConfig()), model="bundled", seed=11, self_check=share)
     stepped.observe = service.telemetry.step
@@ -55,7 +55,7 @@ async def answered(client: TestClient, id: str = "one", **ask: Any) -> dict[str,
         return body
 
 
-async def test_all_kinds_of_answers_are_those_of_plain_decoding(engine: Engine) -> None:
+async def test_all_kinds_of_answers_are_those_of_plain_decoding(engine: EngineCore) -> None:
     async with serving(engine) as (client, service, stepped):
         tokens, choices = 0, 0
         for ask in ASKS:
@@ -71,7 +71,7 @@ async def test_all_kinds_of_answers_are_those_of_plain_decoding(engine: Engine) 
     engine.check()
 
 
-async def test_re_runs_leave_the_numbers_of_the_traffic_alone(engine: Engine) -> None:
+async def test_re_runs_leave_the_numbers_of_the_traffic_alone(engine: EngineCore) -> None:
     async with serving(engine) as (client, service, _):
         telemetry, counts = service.telemetry, service.telemetry.self_check
         await answered(client, prompt="The old king", max_tokens=20, temperature=1)
@@ -93,7 +93,7 @@ async def test_re_runs_leave_the_numbers_of_the_traffic_alone(engine: Engine) ->
 
 
 async def test_a_broken_accept_rule_is_found(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    engine: EngineCore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     take_first_children(monkeypatch)
     async with serving(engine) as (client, service, _):
@@ -114,7 +114,7 @@ async def test_a_broken_accept_rule_is_found(
     assert not {word for word in body["choices"][0]["text"].split() if len(word) > 4} & set(line.split())
 
 
-async def test_kept_kv_that_went_bad_is_found(engine: Engine) -> None:
+async def test_kept_kv_that_went_bad_is_found(engine: EngineCore) -> None:
     """The re-run takes none of it, or both would be wrong in the same way."""
     ask: dict[str, Any] = {
         "prompt": "In a land far away there lived a miller with his three sons and a cat. ",
@@ -135,7 +135,7 @@ async def test_kept_kv_that_went_bad_is_found(engine: Engine) -> None:
     engine.pool.evict(len(engine.prefix))
 
 
-def spoil_kept_pages(engine: Engine) -> None:
+def spoil_kept_pages(engine: EngineCore) -> None:
     """Turn the values in all pages that are kept for reuse around."""
     for store in [each for each in engine.pool.stores if isinstance(each, KVStore)]:
         by_page = store.tensors[1].unflatten(1, (-1, engine.pool.page_size))

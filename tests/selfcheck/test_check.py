@@ -10,9 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 from foresay.server.engine.generation import Sink
-from foresay.server.observe import selfcheck
-from foresay.server.observe.selfcheck import MOST_ANSWERS
-from foresay.server.observe.telemetry.records import SelfCheckCounts
+from foresay.server.metrics import selfcheck
+from foresay.server.metrics.records import SelfCheckCounts
+from foresay.server.metrics.selfcheck import MOST_ANSWERS
 from foresay.server.schemas.errors import EngineFailed, Unavailable
 from foresay.spec.request import Request
 from tests.provenance import clock

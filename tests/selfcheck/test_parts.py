@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from foresay.server.observe.selfcheck import Backlog, Difference, RecordedAnswer, difference
+from foresay.server.metrics.selfcheck import Backlog, Difference, RecordedAnswer, difference
 from foresay.spec.request import Grammar
 from tests.selfcheck.checking import request
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from foresay.server.engine.build import build_engine
 from foresay.server.settings.config import EngineConfig
-from foresay.spec.engine import Engine
+from foresay.spec.engine import EngineCore
 from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
 
@@ -24,7 +24,7 @@ def resident() -> float:
     return int(Path("/proc/self/smaps_rollup").read_text().split("Rss:")[1].split()[0]) / 1024
 
 
-def run(engine: Engine, length: int) -> None:
+def run(engine: EngineCore, length: int) -> None:
     """One prompt of so many tokens, and two tokens behind it."""
     prompt = [5 + (length + place) % 100 for place in range(length)]
     engine.add(Request(id=str(length), prompt=prompt, params=SamplingParams(max_tokens=2, ignore_eos=True)))

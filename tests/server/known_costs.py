@@ -17,10 +17,10 @@ import msgspec
 
 from foresay.server.cli.main import main
 from foresay.server.engine.costs import Costs
-from foresay.server.host import client
-from foresay.server.host.child import Spawned
-from foresay.server.host.client import EngineProcess
-from foresay.server.host.frames import Channel
+from foresay.server.engine_process import client
+from foresay.server.engine_process.child import Spawned
+from foresay.server.engine_process.client import EngineProcess
+from foresay.server.engine_process.frames import Channel
 from foresay.server.settings.config import ServeConfig
 from foresay.spec.budget.cost import DraftCost
 from foresay.spec.names import DRAFTERS
@@ -50,7 +50,7 @@ def give(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("foresay.verifier.model.kept_weights.LEAST_BYTES", sys.maxsize)
     patch.setattr(client, "Costs", known)
     patch.setattr("foresay.server.engine.build.Costs", known)
-    patch.setattr("foresay.server.host.local.Costs", known)
+    patch.setattr("foresay.server.engine_process.local.Costs", known)
     patch.setattr(EngineProcess, "__init__", _forgetful(EngineProcess.__init__))
 
 

@@ -18,7 +18,7 @@ from typing import Self
 import aiohttp
 import openai
 
-from foresay.server.host.client import EngineClient
+from foresay.server.engine_process.client import EngineClient
 
 START_SECONDS = 600.0
 ROOT = Path(__file__).parents[2]

@@ -1,4 +1,4 @@
-"""Engine processes whose engine is patched as they start: such as one that checks its page ledger."""
+"""EngineCore processes whose engine is patched as they start: such as one that checks its page ledger."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import pytest
 CHECKING = """
 import sys
 
-if "foresay.server.host.process" in sys.orig_argv:
-    from foresay.spec.engine import Engine
+if "foresay.server.engine_process.process" in sys.orig_argv:
+    from foresay.spec.engine import EngineCore
 
-    tell = Engine.tell
+    tell = EngineCore.tell
 
     def checking(engine):
         tell(engine)
         if not engine.has_work:
             engine.check()
 
-    Engine.tell = checking
+    EngineCore.tell = checking
 """
 
 #: While there is a file ``slow`` in its folder, a step takes 20 ms more, or as many seconds as are written there; while
@@ -32,10 +32,10 @@ if "foresay.server.host.process" in sys.orig_argv:
 PACED = """
 import os, sys, time
 
-if "foresay.server.host.process" in sys.orig_argv:
-    from foresay.spec.engine import Engine
+if "foresay.server.engine_process.process" in sys.orig_argv:
+    from foresay.spec.engine import EngineCore
 
-    folder, init, step = os.path.dirname(__file__), Engine.__init__, Engine.step
+    folder, init, step = os.path.dirname(__file__), EngineCore.__init__, EngineCore.step
 
     def held(engine, *arguments, **options):
         while os.path.exists(folder + "/held"):
@@ -50,7 +50,7 @@ if "foresay.server.host.process" in sys.orig_argv:
             pass
         return step(engine)
 
-    Engine.__init__, Engine.step = held, slow
+    EngineCore.__init__, EngineCore.step = held, slow
 """
 
 

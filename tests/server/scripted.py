@@ -11,8 +11,8 @@ from typing import Any
 from aiohttp.test_utils import TestClient, TestServer
 
 from foresay.server.engine.generation import EngineStatus, ServedEngine, Sink
-from foresay.server.host.service import Service, Text
 from foresay.server.http.app import create_app
+from foresay.server.models.service import Service, Text
 from foresay.server.schemas.errors import EngineFailed
 from foresay.server.text.parsers.chat_format import ChatFormat
 from foresay.server.text.tokenizer import SamplingDefaults, Tokenizer

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from foresay.server.engine.generation import ServedEngine
-from foresay.server.host.models.model import Model
-from foresay.server.host.models.models import Models
-from foresay.server.host.models.resident import Resident
-from foresay.server.host.service import ServerState, Service, Text
+from foresay.server.models.model import Model
+from foresay.server.models.models import Models
+from foresay.server.models.resident import Resident
+from foresay.server.models.service import ServerState, Service, Text
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.resolved import ModelNames
 from foresay.spec.request import EngineInfo, Footprint

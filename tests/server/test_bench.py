@@ -14,7 +14,7 @@ from foresay import Engine
 from foresay.drafters.training.prompts import Prompt
 from foresay.server.cli.bench import measure
 from foresay.server.cli.main import main
-from foresay.server.host.text_stream import TextStream
+from foresay.server.engine_process.text_stream import TextStream
 from foresay.server.settings.config import BenchConfig
 from foresay.server.text.tokenizer import Tokenizer
 from foresay.spec.request import Request
@@ -38,7 +38,7 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> Clock:
     def build(config: BenchConfig, *rest: Any, **kept: Any) -> Any:
         return engine(SPEEDS[config.draft], clock, config.draft != "none")
 
-    monkeypatch.setattr("foresay.server.host.local.build_engine", build)
+    monkeypatch.setattr("foresay.server.engine_process.local.build_engine", build)
     monkeypatch.setattr(Tokenizer, "has_template", False)
     return clock
 

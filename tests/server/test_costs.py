@@ -17,13 +17,13 @@ from msgspec.structs import replace
 
 from foresay import Engine
 from foresay.server.cli.main import main
-from foresay.server.engine import taken_over
+from foresay.server.engine import handover
 from foresay.server.engine.build import build_engine
 from foresay.server.engine.calibrate import ProfileRun
 from foresay.server.engine.costs import Costs, digest
 from foresay.server.engine.generation import EngineStatus, generate
-from foresay.server.host import frames, local
-from foresay.server.host.client import EngineClient
+from foresay.server.engine_process import frames, local
+from foresay.server.engine_process.client import EngineClient
 from foresay.server.settings.config import EngineConfig, ServeConfig
 from foresay.server.settings.resolved import BUNDLED
 from foresay.spec.request import Request
@@ -145,7 +145,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         monkeypatch.setattr(where, name, noted)
 
-    counted(taken_over, "probe")
+    counted(handover, "probe")
     counted(ProfileRun, "turns")
     return done
 

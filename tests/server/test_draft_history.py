@@ -17,7 +17,7 @@ import pytest
 from foresay.drafters.suffix.contexts import History
 from foresay.server.engine import history as draft_history
 from foresay.server.engine.history import MAGIC, HistoryWriter, read, write
-from foresay.server.host.local import Engine
+from foresay.server.engine_process.local import Engine
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.load import check
 from foresay.spec.errors import ConfigurationError

@@ -16,8 +16,8 @@ import pytest
 from foresay.server.cli import serving
 from foresay.server.cli.main import main
 from foresay.server.engine.generation import EngineStatus, Mailbox, generate
-from foresay.server.host import child
-from foresay.server.host.client import EngineClient
+from foresay.server.engine_process import child
+from foresay.server.engine_process.client import EngineClient
 from foresay.server.schemas.errors import Mistake
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.resolved import BUNDLED

@@ -14,9 +14,9 @@ import pytest
 
 from foresay.server.cli.serve import allow_most_files
 from foresay.server.engine.generation import Generation, Sink, generate
-from foresay.server.host import frames
-from foresay.server.host.frames import Link
-from foresay.server.host.loop import Loop
+from foresay.server.engine_process import frames
+from foresay.server.engine_process.frames import Link
+from foresay.server.engine_process.loop import Loop
 from foresay.server.schemas.errors import EngineFailed, SlowReader
 from foresay.server.settings.config import EngineConfig, ServeConfig
 from foresay.spec.errors import InvalidRequest

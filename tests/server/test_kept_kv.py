@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from foresay.kvpaging import PagePool, WindowPages
-from foresay.server.engine import taken_over
+from foresay.server.engine import handover
 from foresay.server.engine.device import Device, LoadContext
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.load import load
@@ -38,8 +38,8 @@ def test_how_much(
     settings: dict[str, Any], device: Device, free: int, size: int, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
-    told += f" in {taken_over.folder()}, readable by you alone (--kv-disk off: none)" if size else ""
-    assert taken_over.room(load(EngineConfig, settings, {}).config, device) == (size, told)
+    told += f" in {handover.folder()}, readable by you alone (--kv-disk off: none)" if size else ""
+    assert handover.room(load(EngineConfig, settings, {}).config, device) == (size, told)
 
 
 @pytest.mark.parametrize("size", ["8", "GiB", "-1GiB", "8 GiB", "on"])
@@ -66,5 +66,5 @@ def test_pages_are_of_all_that_their_bits_follow_from() -> None:
         replace(ours, config=EngineConfig(page_size=32)),
     ]
     alike = replace(ours, config=EngineConfig(draft="none", max_seqs=9, kv_tokens=4096), pool=PagePool(10))
-    assert taken_over._key(alike) == taken_over._key(ours)
-    assert len({taken_over._key(each) for each in [ours, *others]}) == 1 + len(others)
+    assert handover._key(alike) == handover._key(ours)
+    assert len({handover._key(each) for each in [ours, *others]}) == 1 + len(others)

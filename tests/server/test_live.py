@@ -17,8 +17,8 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 from foresay.server.engine.generation import Generation, generate
-from foresay.server.host.child import state_of
-from foresay.server.host.client import EngineClient
+from foresay.server.engine_process.child import state_of
+from foresay.server.engine_process.client import EngineClient
 from foresay.server.settings.config import ServeConfig
 from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams

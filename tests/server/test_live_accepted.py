@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from foresay.server.host.child import Spawned, spawn
-from foresay.server.host.models.models import MODELS, Models
+from foresay.server.engine_process.child import Spawned, spawn
 from foresay.server.http.app import create_app
+from foresay.server.models.models import MODELS, Models
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.resolved import BUNDLED
 from tests.server.wire import until

@@ -15,10 +15,10 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from foresay.server.engine.generation import EngineStatus, generate
-from foresay.server.host.child import Spawned, spawn
-from foresay.server.host.client import EngineClient
-from foresay.server.host.models.models import Models
-from foresay.server.host.models.resident import Heartbeat
+from foresay.server.engine_process.child import Spawned, spawn
+from foresay.server.engine_process.client import EngineClient
+from foresay.server.models.models import Models
+from foresay.server.models.resident import Heartbeat
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.resolved import BUNDLED
 from foresay.spec.errors import ForesayError

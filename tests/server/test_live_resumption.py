@@ -18,7 +18,7 @@ import pytest_asyncio
 from bench.soak.clients import LONGEST_LINE, Received, visit
 from bench.soak.requests import SoakRequest
 from foresay.server.engine.generation import EngineStatus, generate
-from foresay.server.host.client import EngineClient
+from foresay.server.engine_process.client import EngineClient
 from foresay.server.schemas.errors import EngineFailed, KillsEngine
 from foresay.server.settings.config import ServeConfig
 from foresay.spec.request import Delta, Grammar, Request
@@ -304,17 +304,17 @@ async def test_a_grammar_is_led_along(engine: EngineClient, folder: Path) -> Non
 KILLER = """
 import os, sys
 
-if "foresay.server.host.process" in sys.orig_argv:
-    from foresay.spec.engine import Engine
+if "foresay.server.engine_process.process" in sys.orig_argv:
+    from foresay.spec.engine import EngineCore
 
-    step = Engine.step
+    step = EngineCore.step
 
     def ending(engine):
         if any(sequence.tokens[:2] == [5, 999] for sequence in engine.scheduler.running):
             DIES
         return step(engine)
 
-    Engine.step = ending
+    EngineCore.step = ending
 """
 
 

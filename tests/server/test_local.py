@@ -15,7 +15,7 @@ import torch
 
 import foresay
 from foresay import Completion, ConfigurationError, Engine, ForesayError, InvalidRequest, SamplingParams
-from foresay.server.host.text_stream import COLOURS, OTHER, drafters_of
+from foresay.server.engine_process.text_stream import COLOURS, OTHER, drafters_of
 from foresay.spec import errors
 from foresay.spec.names import DRAFTERS
 from foresay.spec.request import Origin

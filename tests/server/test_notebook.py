@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from foresay import ConfigurationError, Engine
-from foresay.server.host.text_stream import loading
+from foresay.server.engine_process.text_stream import loading
 
 
 @pytest.fixture

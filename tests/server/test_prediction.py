@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from foresay.server.host.service import Text
 from foresay.server.http.app import create_app
+from foresay.server.models.service import Text
 from foresay.server.settings.config import ServeConfig
-from foresay.spec.engine import Engine
+from foresay.spec.engine import EngineCore
 from foresay.spec.names import PREDICTION
 from foresay.spec.request import Origin
 from tests.selfcheck.inprocess import SteppedEngine, bundled
@@ -126,12 +126,12 @@ async def test_all_choices_are_counted_together(tokenizer):
 
 
 @pytest.fixture(scope="module")
-def engine() -> Engine:
+def engine() -> EngineCore:
     return bundled()
 
 
 @asynccontextmanager
-async def serving(engine: Engine) -> AsyncIterator[TestClient]:
+async def serving(engine: EngineCore) -> AsyncIterator[TestClient]:
     service = service_of(SteppedEngine(engine), Text.load(ServeConfig()), model="bundled")
     async with TestClient(TestServer(create_app(alone(service)))) as client:
         yield client

@@ -17,7 +17,7 @@ from foresay.server.engine.numbers import choose_activations
 from foresay.server.engine.parameters import model_bytes, packed_bytes, quantized
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import BUNDLED, CannotRun
-from foresay.spec.engine import Engine
+from foresay.spec.engine import EngineCore
 from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
 from foresay.verifier.model.config import ModelConfig, stored_parameters
@@ -33,12 +33,12 @@ from tests.verifier.conftest import lesser
 TARGET = BUNDLED / "target"
 
 
-def engine_of(target: str, **settings: str) -> Engine:
+def engine_of(target: str, **settings: str) -> EngineCore:
     config = EngineConfig(target=target, draft="none", kv_tokens=640, max_model_len=160, threads=1)
     return build_engine(msgspec.structs.replace(config, **settings))
 
 
-def written(engine: Engine) -> list[int]:
+def written(engine: EngineCore) -> list[int]:
     params = SamplingParams(temperature=1.0, seed=3, max_tokens=40, ignore_eos=True)
     engine.add(Request(id="one", prompt=[5, 17, 200, 31], params=params))
     tokens: list[int] = []

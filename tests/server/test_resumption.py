@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from foresay.server.host import frames
-from foresay.server.host.resumption import InFlights
+from foresay.server.engine_process import frames
+from foresay.server.engine_process.resumption import InFlights
 from foresay.server.schemas.errors import EngineFailed, KillsEngine, Mistake
 from foresay.spec.request import Delta, FinishReason, Origin, Request
 from foresay.spec.sampling import SamplingParams

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from foresay.server.cli.main import main
-from foresay.server.host import child
-from foresay.server.host.child import ahead, state_of
+from foresay.server.engine_process import child
+from foresay.server.engine_process.child import ahead, state_of
 from foresay.verifier.ops.kernels.cpu.compiler import NAME
 
 
@@ -32,7 +32,7 @@ def children() -> set[str]:
 
 def test_the_engine_process_is_started_before_anything_large_is_imported() -> None:
     code = (
-        "import sys; from foresay.server.host import child\n"
+        "import sys; from foresay.server.engine_process import child\n"
         "def spawn(*given):\n"
         "    print(*sys.modules.keys() & {'aiohttp', 'asyncio', 'numpy', 'torch', 'transformers'}, len(sys.modules))\n"
         "    raise SystemExit\n"
@@ -45,8 +45,8 @@ def test_the_engine_process_is_started_before_anything_large_is_imported() -> No
 
 def test_an_engine_imports_no_compiler_of_torchs_and_no_text() -> None:
     code = (
-        "import sys; from foresay.server.host.process import _import; _import()\n"
-        "assert {'torch', 'foresay.server.engine.build', 'foresay.server.host.loop'} <= sys.modules.keys(), "
+        "import sys; from foresay.server.engine_process.process import _import; _import()\n"
+        "assert {'torch', 'foresay.server.engine.build', 'foresay.server.engine_process.loop'} <= sys.modules.keys(), "
         "'before the first frame'\n"
         "from foresay.server.engine.build import build_engine\n"
         "from foresay.server.settings.config import ServeConfig\n"

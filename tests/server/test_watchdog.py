@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from foresay.server.host.child import LOOKS, SLOW_FACTOR, SOON, STOPPED, Watchdog
+from foresay.server.engine_process.child import LOOKS, SLOW_FACTOR, SOON, STOPPED, Watchdog
 
 LONG = LOOKS * SLOW_FACTOR
 SEEN = LOOKS // SOON

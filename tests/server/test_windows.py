@@ -14,7 +14,7 @@ from foresay.server.engine.build import build_engine, plan
 from foresay.server.engine.device import Device
 from foresay.server.engine.parameters import token_bytes
 from foresay.server.settings.config import EngineConfig, KVDtype
-from foresay.spec.engine import Engine
+from foresay.spec.engine import EngineCore
 from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
 from foresay.verifier.heads.config import with_layers
@@ -100,7 +100,7 @@ def test_an_engine_holds_what_was_planned_and_writes_the_same(tmp_path, family) 
     assert written[0] == written[1]
 
 
-def text(engine: Engine, prompt: list[int]) -> list[int]:
+def text(engine: EngineCore, prompt: list[int]) -> list[int]:
     """What follows a prompt."""
     engine.add(Request(id="one", prompt=prompt, params=SamplingParams(max_tokens=200, seed=3, ignore_eos=True)))
     tokens: list[int] = []

@@ -11,10 +11,10 @@ import pytest
 
 from foresay.kvpaging import PagePool
 from foresay.server.engine.build import build_engine
-from foresay.server.engine.taken_over import NotExact, Witness
-from foresay.server.host import frames
-from foresay.server.host.frames import Link
-from foresay.server.host.loop import Loop
+from foresay.server.engine.handover import NotExact, Witness
+from foresay.server.engine_process import frames
+from foresay.server.engine_process.frames import Link
+from foresay.server.engine_process.loop import Loop
 from foresay.server.settings.config import EngineConfig
 from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams

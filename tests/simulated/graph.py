@@ -19,7 +19,7 @@ from typing import Any, cast
 
 import torch
 
-from foresay.spec.engine import Engine
+from foresay.spec.engine import EngineCore
 from foresay.verifier.graphs.capture import CapturedGraphs, Work
 from foresay.verifier.graphs.runner import GraphStepRunner
 from tests.simulated.device import CURRENT, NotOnTheDevice
@@ -83,7 +83,7 @@ class StandInGraph:
                 memset(fresh.data_ptr(), 255, fresh.nbytes())  # NaN, or -1
 
 
-def assert_launched(engine: Engine, least: int = 5) -> None:
+def assert_launched(engine: EngineCore, least: int = 5) -> None:
     """Its steps are captured whole, and so many were replayed."""
     assert isinstance(engine.runner, GraphStepRunner)
     assert engine.runner.counts["launched"] >= least

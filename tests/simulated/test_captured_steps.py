@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foresay.spec.engine import Engine
+from foresay.spec.engine import EngineCore
 from foresay.spec.request import Request
 from foresay.spec.step import StepRunner
 from foresay.spec.tree import ROOT_ONLY, TreeShape
@@ -37,7 +37,7 @@ LENGTHS = (9, 2, 17, 33)
 MAX_TOKENS = 12
 
 
-def plainly(pair: Pair) -> Engine:
+def plainly(pair: Pair) -> EngineCore:
     """It drafts nothing and captures nothing, and has one text at a time."""
     return captured_engine(pair, lambda pool: None, ROOT_ONLY, graphs=False, max_seqs=1)
 

@@ -16,7 +16,7 @@ import pytest
 
 from foresay.server.engine.build import build_engine
 from foresay.server.settings.config import EngineConfig
-from foresay.spec.engine import Engine
+from foresay.spec.engine import EngineCore
 from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
 from foresay.verifier.graphs.capture import CapturedGraphs, Work
@@ -36,7 +36,7 @@ KINDS = (
 )
 
 
-def serve(engine: Engine, most: int) -> None:
+def serve(engine: EngineCore, most: int) -> None:
     """One request alone, with a prompt of each size, then more and more of them together, until all slots are taken, of
     short and long prompts."""
     mixed = [(93 if number % 2 else 6) + number for number in range(most)]
@@ -53,7 +53,7 @@ def serve(engine: Engine, most: int) -> None:
 @contextmanager
 def ready(
     settings: EngineConfig, monkeypatch: pytest.MonkeyPatch, *kernels: str
-) -> Iterator[tuple[Engine, Callable[[], Any]]]:
+) -> Iterator[tuple[EngineCore, Callable[[], Any]]]:
     """An engine on the simulated device, and what was compiled since it was built. kernels: some that were before."""
     monkeypatch.setattr(CURRENT, "binding", set())
     with simulated(), bound(counting=False) as launches:

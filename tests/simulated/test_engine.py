@@ -11,7 +11,7 @@ from foresay.kvpaging import KVStore
 from foresay.server.engine.build import build_engine
 from foresay.server.engine.device import Device
 from foresay.server.settings.config import EngineConfig
-from foresay.spec.engine import Engine
+from foresay.spec.engine import EngineCore
 from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
 from foresay.verifier.graphs.capture import Eager, Work
@@ -48,7 +48,7 @@ def count_passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return count
 
 
-def texts(engine: Engine) -> dict[str, list[int]]:
+def texts(engine: EngineCore) -> dict[str, list[int]]:
     """What two requests get, side by side."""
     written: dict[str, list[int]] = {}
     for index, params in enumerate(PARAMS):

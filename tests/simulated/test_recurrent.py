@@ -13,7 +13,7 @@ from foresay.kvpaging import StatePages
 from foresay.kvpaging.states import recurrent_state
 from foresay.server.engine.build import build_engine
 from foresay.server.engine.parameters import state_bytes, state_pages
-from foresay.spec.engine import Engine
+from foresay.spec.engine import EngineCore
 from foresay.spec.tree import ROOT_ONLY, TreeShape
 from foresay.verifier.graphs.runner import GraphStepRunner
 from foresay.verifier.model_runner import ModelRunner
@@ -79,7 +79,7 @@ def test_the_same_tokens(pair, family, drafter) -> None:
         assert_launched(engine)
 
 
-def states(engine: Engine, job: Job) -> dict[int, list[torch.Tensor]]:
+def states(engine: EngineCore, job: Job) -> dict[int, list[torch.Tensor]]:
     """A text's states, by how many tokens they include; what no row may read is NaN."""
     engine.add(job.request())
     store, found = cast(ModelRunner, engine.runner.verifier).store.states, {}

@@ -7,7 +7,7 @@ with found nodes or without; for several texts at once.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from foresay.spec.budget.cost import DraftCost
 from foresay.spec.budget.members import OPEN, Member
 from foresay.spec.budget.plan import Plan, Share, Why
 from foresay.spec.budget.weigh import CandidatePlan
-from foresay.spec.engine import Engine
+from foresay.spec.engine import EngineCore
 from foresay.spec.price import Price
 from foresay.spec.protocols import Drafter
 from foresay.spec.sampling import SamplingParams
@@ -95,7 +95,7 @@ class Always(Budget):
 
 def engine_of(
     moved: Pair, make: MakeDrafter, shape: TreeShape, max_seqs: int, extra: bool, prompts: bool = False
-) -> Engine:
+) -> EngineCore:
     """An engine whose steps a budget plans, captured as the server captures it; those with rows of prompts, if they are
     wanted."""
     pool = PagePool(1 + TOKENS // PAGE_SIZE, PAGE_SIZE)
@@ -108,7 +108,7 @@ def engine_of(
     proposers = by_plan([(one, LEVELS) for one in models], True, verifier)
     shapes = sizes(max_seqs), widths(128, PAGE_SIZE)
     made = buckets(verifier, proposers, captured, shapes, mixed(max_seqs, 128) if prompts else None)
-    return Engine(
+    return EngineCore(
         info=info_of(moved.target, pool, max_seqs, shape),
         pool=pool,
         prefix=None,
@@ -131,7 +131,7 @@ def capture_all(
             pass
 
 
-def spent(engine: Engine) -> Spent:
+def spent(engine: EngineCore) -> Spent:
     """What a step takes."""
     reads, CURRENT.launched = CURRENT.reads, Counter()
     engine.step()
@@ -140,7 +140,7 @@ def spent(engine: Engine) -> Spent:
     return Spent(CURRENT.reads - reads, graphs, sum(launched.values()), copies)
 
 
-def steps(engine: Engine, vocab_size: int, max_seqs: int, special: Mapping[str, Any] | None = None) -> Iterator[Spent]:
+def steps(engine: EngineCore, vocab_size: int, max_seqs: int, special: dict[str, Any] | None = None) -> Iterator[Spent]:
     """Steps that decode all of the texts. special: fields of the first request and of how it is sampled."""
     for number, job in enumerate(jobs_of(vocab_size, (2 * (9, 12, 17, 33, 8, 10, 11, 13))[:max_seqs], 24)):
         params: dict[str, Any] = {"temperature": 0.8, "seed": 3, "max_tokens": 24, "ignore_eos": True}
@@ -268,7 +268,7 @@ def test_prompts_with_texts_are_the_same_step(pair, moved, tmp_path: Path, draft
 
 
 def run_with_prompts(
-    engine: Engine, jobs: Sequence[Job]
+    engine: EngineCore, jobs: Sequence[Job]
 ) -> tuple[dict[str, Text], dict[tuple[str, int], list[int]], list[tuple[int, int, int]]]:
     """Texts; what was drafted, by request and length of its text; and of each step that reads a prompt while texts are
     decoding the prompt's rows, waits (copies to the device that block too), and graphs."""

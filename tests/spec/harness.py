@@ -9,7 +9,7 @@ from foresay.kvpaging import PagePool, PrefixIndex
 from foresay.spec.budget import CostModel
 from foresay.spec.budget.budget import Budget
 from foresay.spec.constrain import Constraint
-from foresay.spec.engine import Engine
+from foresay.spec.engine import EngineCore
 from foresay.spec.observer import Observer
 from foresay.spec.protocols import Drafter
 from foresay.spec.request import Delta, EngineInfo, Progress, Request, TokenLogprobs
@@ -101,7 +101,7 @@ class Harness:
         self.scheduler = Scheduler(self.pool, self.prefix, widths, cost, max_seqs, max_chunk, budget=budget)
         self.traces: list[StepTrace] = []
         self.answers: dict[str, Answer] = {}
-        self.engine = Engine(
+        self.engine = EngineCore(
             info=_info(self.pool, self.scheduler, model, max_model_len, eos),
             pool=self.pool,
             prefix=self.prefix,

@@ -18,7 +18,7 @@ from foresay.server.engine.build import build_engine
 from foresay.server.settings.config import EngineConfig
 from foresay.spec.budget.members import OPEN
 from foresay.spec.budget.plan import Plan, Share
-from foresay.spec.engine import Engine
+from foresay.spec.engine import EngineCore
 from foresay.spec.price import Price
 from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
@@ -65,7 +65,7 @@ def noting(old: Callable[..., Any], name: str, found: set[str]) -> Callable[...,
 
 
 @pytest.fixture(scope="module")
-def engine() -> Engine:
+def engine() -> EngineCore:
     """One that drafts as by default, with all that it records."""
     made = build_engine(EngineConfig(draft="auto", device="cpu", max_model_len=1024, kv_tokens=4096))
     while made.prepare_one():

@@ -6,9 +6,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from foresay.server.observe.telemetry.counters import Counters
-from foresay.server.observe.telemetry.metrics import Metric, declared
-from foresay.server.observe.telemetry.records import Connections, EngineGauges, Gauges, SelfCheckCounts, Startup
+from foresay.server.metrics.counters import Counters
+from foresay.server.metrics.fields import Metric, declared
+from foresay.server.metrics.records import Connections, EngineGauges, Gauges, SelfCheckCounts, Startup
 
 RECORDS = (Counters, Gauges, EngineGauges, Startup, Connections, SelfCheckCounts)
 METRICS = {name: metric for record in RECORDS for name, metric in declared(record).items()}

@@ -7,7 +7,7 @@ import logging
 import msgspec
 import pytest
 
-from foresay.server.observe.telemetry.ring import Ring
+from foresay.server.metrics.ring import Ring
 from foresay.spec.trace import NOT_PAYING, StepTrace
 from tests.server.scripted import STEP
 from tests.telemetry.test_verdict import Run

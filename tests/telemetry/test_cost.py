@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from foresay.server.observe.telemetry.telemetry import Telemetry
+from foresay.server.metrics.telemetry import Telemetry
 from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
 from tests.telemetry.test_verdict import Engine

@@ -11,8 +11,8 @@ from aiohttp.test_utils import TestClient
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from foresay.server.host.service import Service
-from foresay.server.observe.telemetry.telemetry import Telemetry
+from foresay.server.metrics.telemetry import Telemetry
+from foresay.server.models.service import Service
 from tests.provenance.drafting import Drafting, ids_of
 from tests.server.conftest import byte_level_tokenizer
 from tests.server.scripted import served

@@ -9,11 +9,11 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from foresay.server.gateway.keys import KeyStore
-from foresay.server.host.service import Service, Text
 from foresay.server.http.app import create_app
 from foresay.server.http.auth import AuthMiddleware
-from foresay.server.observe.telemetry.report import HistoryReport, Snapshot
-from foresay.server.observe.telemetry.request_stats import MOST_PER_TENANT, Recent, RequestStats, SharedStats
+from foresay.server.metrics.report import HistoryReport, Snapshot
+from foresay.server.metrics.request_stats import MOST_PER_TENANT, Recent, RequestStats, SharedStats
+from foresay.server.models.service import Service, Text
 from foresay.server.text.choice import Piece
 from foresay.server.text.tokenizer import SamplingDefaults, Tokenizer
 from foresay.spec.request import Delta, Request

@@ -7,10 +7,10 @@ from itertools import count
 
 import pytest
 
-from foresay.server.observe.telemetry.counters import Shape, shape_of, unlink
-from foresay.server.observe.telemetry.metrics import Histogram
-from foresay.server.observe.telemetry.report import Node
-from foresay.server.observe.telemetry.request_stats import MOST_STEPS, RequestStats, SharedStats
+from foresay.server.metrics.counters import Shape, shape_of, unlink
+from foresay.server.metrics.fields import Histogram
+from foresay.server.metrics.report import Node
+from foresay.server.metrics.request_stats import MOST_STEPS, RequestStats, SharedStats
 from foresay.server.text.choice import Piece
 from foresay.spec.accept import summed
 from foresay.spec.request import Delta, Origin, Request

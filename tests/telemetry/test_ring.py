@@ -7,10 +7,10 @@ import random
 import msgspec
 import pytest
 
-from foresay.server.observe.telemetry.counters import Counters, Shape
-from foresay.server.observe.telemetry.metrics import TOKEN_BOUNDS, Histogram
-from foresay.server.observe.telemetry.report import Point
-from foresay.server.observe.telemetry.ring import KEPT, MINUTES, SECONDS, Ring
+from foresay.server.metrics.counters import Counters, Shape
+from foresay.server.metrics.fields import TOKEN_BOUNDS, Histogram
+from foresay.server.metrics.report import Point
+from foresay.server.metrics.ring import KEPT, MINUTES, SECONDS, Ring
 
 SHAPE = Shape([-1, 0, 1])
 START = 1_700_000_000

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from prometheus_client.exposition import choose_encoder
 
-from foresay.server.observe.telemetry.exposition import Exposition, registry
+from foresay.server.metrics.exposition import Exposition, registry
 from tests.telemetry.scraping import Scrape
 from tests.telemetry.working import Working, driven
 

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from foresay.server.engine.generation import EngineStatus
-from foresay.server.observe.telemetry.log import EVERY_SECONDS, Reporter
-from foresay.server.observe.telemetry.telemetry import LIVE_SECONDS, Telemetry
-from foresay.server.observe.telemetry.verdict import _cause, judged
+from foresay.server.metrics.log import EVERY_SECONDS, Reporter
+from foresay.server.metrics.telemetry import LIVE_SECONDS, Telemetry
+from foresay.server.metrics.verdict import _cause, judged
 from foresay.server.text.choice import Piece
 from foresay.spec.budget.cost import CHANGED
 from foresay.spec.request import Delta, EngineInfo, Origin, Request

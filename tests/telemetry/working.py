@@ -8,8 +8,8 @@ from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from foresay.server.observe.telemetry.request_stats import RequestStats
-from foresay.server.observe.telemetry.telemetry import Telemetry
+from foresay.server.metrics.request_stats import RequestStats
+from foresay.server.metrics.telemetry import Telemetry
 from foresay.server.text.choice import Piece
 from foresay.spec.request import Delta, Origin, Request
 from foresay.spec.sampling import SamplingParams

@@ -21,7 +21,7 @@ from foresay.kvpaging import shared_files
 from foresay.server.catalog.hub import resolve
 from foresay.server.engine.build import build_engine
 from foresay.server.engine.parameters import quantized
-from foresay.server.host.local import Engine
+from foresay.server.engine_process.local import Engine
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import BUNDLED
 from foresay.spec.request import Request

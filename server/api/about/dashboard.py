@@ -19,11 +19,11 @@ from msgspec import UNSET, UnsetType
 
 from foresay.server.api.common.route import EVENTS, Route, json_response
 from foresay.server.gateway.caller import CONTEXT
-from foresay.server.host.models.model import Model
-from foresay.server.host.models.models import MODELS, Models
-from foresay.server.host.service import Service
-from foresay.server.observe.telemetry.report import HistoryReport, Point, RequestDetail, RequestSummary, Snapshot
-from foresay.server.observe.telemetry.telemetry import Telemetry
+from foresay.server.metrics.report import HistoryReport, Point, RequestDetail, RequestSummary, Snapshot
+from foresay.server.metrics.telemetry import Telemetry
+from foresay.server.models.model import Model
+from foresay.server.models.models import MODELS, Models
+from foresay.server.models.service import Service
 from foresay.server.schemas.errors import ApiError
 from foresay.spec.errors import InvalidRequest
 

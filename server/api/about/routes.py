@@ -12,9 +12,9 @@ import foresay
 from foresay.server.api.about.dashboard import PAGE, served
 from foresay.server.api.common.route import Route, json_response
 from foresay.server.catalog.catalog import find_target
-from foresay.server.host.models.model import Model
-from foresay.server.host.models.models import MODELS, Models
-from foresay.server.observe.telemetry.records import Replica
+from foresay.server.metrics.records import Replica
+from foresay.server.models.model import Model
+from foresay.server.models.models import MODELS, Models
 from foresay.server.schemas.shared import ModelCard, ModelList, UsualSampling
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.fields import settings_of

@@ -16,8 +16,8 @@ from foresay.server.api.common.streaming import leasing
 from foresay.server.api.common.turns import answered, chat_choices, chat_prompt
 from foresay.server.api.common.validation import converted, naming
 from foresay.server.gateway.caller import CONTEXT
-from foresay.server.host.models.models import MODELS
-from foresay.server.host.service import AnswerOrigin, Service
+from foresay.server.models.models import MODELS
+from foresay.server.models.service import AnswerOrigin, Service
 from foresay.server.schemas.chat import ChatRequest
 from foresay.server.schemas.shared import ErrorBody, GenerationRequest
 from foresay.server.text.choice import Choice, Piece

@@ -19,9 +19,9 @@ from aiohttp import web
 from foresay.server.api.common.answer import Answer
 from foresay.server.api.common.route import EventStream, Framing, Handler, comment, error_body, error_shape
 from foresay.server.engine.generation import Generation
-from foresay.server.host.models.models import MODELS
-from foresay.server.host.models.resident import Heartbeat, Keep
-from foresay.server.host.service import Service
+from foresay.server.models.models import MODELS
+from foresay.server.models.resident import Heartbeat, Keep
+from foresay.server.models.service import Service
 from foresay.server.schemas.errors import ApiError
 from foresay.server.schemas.shared import ErrorBody, PromptProgress
 from foresay.server.text.choice import Piece, merged
@@ -160,7 +160,7 @@ async def leased(
     """Call ``answer`` with the model called ``name``, leased.
 
     framing: of the stream, if one was requested. broken: makes the stream's error before there is an answer; by default
-    the API's error body. keep: see :meth:`foresay.server.host.models.models.Models.lease`.
+    the API's error body. keep: see :meth:`foresay.server.models.models.Models.lease`.
     """
     models = http.app[MODELS]
     if framing is None:

@@ -15,7 +15,7 @@ from foresay.server.api.common.answer import Answer, Item, Items, parsed_argumen
 from foresay.server.api.common.route import LINES
 from foresay.server.api.common.validation import naming
 from foresay.server.api.ollama import schemas
-from foresay.server.host.service import AnswerOrigin
+from foresay.server.models.service import AnswerOrigin
 from foresay.server.schemas.shared import ErrorBody, GenerationRequest
 from foresay.server.settings.resolved import tagged
 from foresay.server.settings.units import count_in_words, moment

@@ -10,7 +10,7 @@ from foresay.server.api.common import validation
 from foresay.server.api.common.validation import FieldNames, thinking
 from foresay.server.api.ollama import schemas
 from foresay.server.catalog.formats import EFFORTS
-from foresay.server.host.models.resident import Keep
+from foresay.server.models.resident import Keep
 from foresay.server.schemas.bounds import MOST_CALLS, check_count
 from foresay.server.schemas.chat import ChatRequest
 from foresay.server.settings.units import seconds_of

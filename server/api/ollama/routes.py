@@ -25,9 +25,9 @@ from foresay.server.api.ollama import request as ollama
 from foresay.server.api.ollama import schemas
 from foresay.server.catalog.catalog import of_short_name
 from foresay.server.gateway.caller import CONTEXT
-from foresay.server.host.models.model import Model
-from foresay.server.host.models.models import MODELS
-from foresay.server.host.service import AnswerOrigin, Service, Text
+from foresay.server.models.model import Model
+from foresay.server.models.models import MODELS
+from foresay.server.models.service import AnswerOrigin, Service, Text
 from foresay.server.schemas.chat import CompletionRequest
 from foresay.server.schemas.errors import Forbidden, ModelNotFound
 from foresay.server.schemas.shared import GenerationRequest

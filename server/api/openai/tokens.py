@@ -12,8 +12,8 @@ from foresay.server.api.common import validation
 from foresay.server.api.common.route import Route, json_response, json_slices
 from foresay.server.api.common.turns import chat_prompt, rendered, room_for
 from foresay.server.api.openai.completions import completion_prompts
-from foresay.server.host.models.models import MODELS
-from foresay.server.host.service import Service
+from foresay.server.models.models import MODELS
+from foresay.server.models.service import Service
 from foresay.server.schemas.bounds import check_count, shown
 from foresay.server.schemas.chat import ChatRequest, CompletionRequest, Message, Tool
 from foresay.server.schemas.shared import not_done

@@ -22,7 +22,7 @@ from foresay.server.api.common.answer import Answer, Item, Items
 from foresay.server.api.responses import events, schemas
 from foresay.server.api.responses.events import ItemDelta, ResponseEvent
 from foresay.server.api.responses.items import Toolbox, new_id, spoken_input
-from foresay.server.host.service import AnswerOrigin
+from foresay.server.models.service import AnswerOrigin
 from foresay.server.schemas.errors import ApiError
 from foresay.server.schemas.shared import ErrorBody
 from foresay.server.schemas.tokens import ChatTokenLogprob, Provenance

@@ -35,8 +35,8 @@ from foresay.server.api.responses.socket import Socket
 from foresay.server.api.responses.store import Record, ResponseNotFound, Responses
 from foresay.server.api.responses.turn import given_now, prepared, prompt_length, whole
 from foresay.server.gateway.caller import CONTEXT
-from foresay.server.host.models.models import MODELS
-from foresay.server.host.service import Service
+from foresay.server.models.models import MODELS
+from foresay.server.models.service import Service
 from foresay.server.schemas.shared import ErrorBody, ErrorDetail
 from foresay.server.text.prompt import Room
 from foresay.server.text.warned import Warned, warning

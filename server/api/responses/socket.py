@@ -31,8 +31,8 @@ from foresay.server.api.responses.events import CancelResponse, ClientEvent, Cre
 from foresay.server.api.responses.store import Responses
 from foresay.server.api.responses.turn import ResponseTurn, prepared
 from foresay.server.gateway.caller import CONTEXT, serve
-from foresay.server.host.models.models import Models
-from foresay.server.host.service import Service
+from foresay.server.models.models import Models
+from foresay.server.models.service import Service
 from foresay.server.schemas.bounds import weigh
 from foresay.server.schemas.errors import ApiError, Busy, TooManyWaiting
 from foresay.spec.errors import InvalidRequest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-if "foresay.server.host.process" in sys.orig_argv:
+if "foresay.server.engine_process.process" in sys.orig_argv:
     from foresay.spec.budget import cost
 
     cost.learn = lambda pace, amounts, seconds: None

@@ -1,0 +1,325 @@
+"""The text of one request of an in-process engine, as it is generated and when it is finished; notebooks show its
+tokens in the colours of their drafters, and before that one line of progress."""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from html import escape
+from importlib import import_module
+from itertools import pairwise
+from typing import Any, Protocol, Self
+
+import msgspec
+
+from foresay.server.schemas.tokens import StepProvenance, TokenProvenance
+from foresay.server.text.choice import Choice, ChoiceOptions
+from foresay.server.text.tokenizer import Tokenizer
+from foresay.spec.errors import ForesayError, InvalidRequest
+from foresay.spec.names import GRAMMAR
+from foresay.spec.request import Delta, EngineInfo, Origin, Request, TokenLogprobs
+from foresay.spec.trace import Statistics
+
+#: The page's colours (server/api/about/static/theme.css), and the colour of any other drafter.
+COLOURS = {
+    "prediction": "#706602",
+    "suffix": "#f153da",
+    "ngram": "#c08747",
+    "draft_model": "#137766",
+    "self": "#764034",
+    "medusa": "#671bb2",
+    "eagle": "#2f5272",
+    "eagle3": "#132864",
+    "peagle": "#8028f8",
+    "dflash": "#080030",
+    "dspark": "#b048b0",
+    "mtp": "#3a0902",
+    "grammar": "#522c1e",
+}
+OTHER = "#566173"
+#: Most characters of text in a repr.
+_SHORT = 60
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """A finished text.
+
+    token_ids: the output, including the token that ended it; cut after the token in which a stop string ended.
+    finish_reason: ``"stop"`` (end of text, stop token, stop string), ``"length"`` or ``"cancelled"``. seed: reproduces
+    the text. logprobs, prompt_logprobs: an entry per token, if requested; of several choices for one prompt only the
+    first has prompt_logprobs. exact: whether this machine guarantees the same tokens with any drafter.
+    drafters: the drafter of each token; "" if the target sampled it. offsets: for each token, the characters of text
+    before it.
+    """
+
+    text: str
+    token_ids: list[int]
+    prompt_token_ids: list[int]
+    finish_reason: str
+    seed: int
+    exact: bool
+    statistics: Statistics | None
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    drafters: list[str] = []
+    offsets: list[int] = []
+
+    def __repr__(self) -> str:
+        text = self.text if len(self.text) <= _SHORT else f"{self.text[: _SHORT - 3]}..."
+        return f"Completion({text!r}, {len(self.token_ids)} tokens, {self.finish_reason}, seed={self.seed})"
+
+    def __str__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the text, each drafted token in the colour of its drafter."""
+        words = "".join(_coloured(text, drafter) for text, drafter in self._spans())
+        names = sorted(set(self.drafters) - {""})
+        legend = [f"{len(self.token_ids)} tokens{self._cost()}", *(_coloured(name, name) for name in names)]
+        return (
+            f'<div style="white-space: pre-wrap">{words}</div>'
+            f'<div style="opacity: 0.8; font-size: 85%">{" &middot; ".join(legend)}</div>'
+        )
+
+    def _cost(self) -> str:
+        """Target passes and seconds from the request to the last token, if known."""
+        if (known := self.statistics) is None:
+            return ""
+        return f" in {known.steps} passes, {known.time_to_first_token + known.decode_seconds:.2f} s"
+
+    def _spans(self) -> Iterator[tuple[str, str]]:
+        """The text of each token, and its drafter."""
+        ends = pairwise([*self.offsets, len(self.text)])
+        return ((self.text[begin:end], drafter) for (begin, end), drafter in zip(ends, self.drafters, strict=True))
+
+
+def _coloured(text: str, drafter: str) -> str:
+    if not drafter or not text:
+        return escape(text)
+    colour = COLOURS.get(drafter, OTHER)
+    style = f"background: {colour}40; border-bottom: 2px solid {colour}"
+    return f'<span style="{style}" title="drafted by {escape(drafter)}">{escape(text)}</span>'
+
+
+def drafters_of(origin: Origin | None, kept: int) -> list[str]:
+    """The drafter of each of the first ``kept`` tokens of a step; "" if the target sampled it."""
+    if origin is None:
+        return [""] * kept
+    names = [
+        GRAMMAR if node <= origin.forced else origin.sources[place] if origin.sources else origin.drafter
+        for place, node in enumerate(origin.path[:kept])
+    ]
+    return names + [""] * (kept - len(names))
+
+
+class Steps(Protocol):
+    """What a stream needs of :class:`~foresay.server.engine_process.local.Engine`."""
+
+    tokenizer: Tokenizer
+
+    @property
+    def info(self) -> EngineInfo:
+        """What was loaded."""
+
+    def step(self) -> None:
+        """Run one engine step for all open streams, and give each its delta."""
+
+    def cut(self, id: str, at_token: int) -> None:
+        """End the text of a request after its output token number ``at_token``."""
+
+    def forget(self, id: str) -> None:
+        """Cancel a request and free what it holds."""
+
+
+class AnswerStream(ABC):
+    """An answer, piece by piece; ``completion`` once it has ended.
+
+    Closing it early, or leaving its ``with`` block, cancels the request. steps, tokens: provenance of the text so far,
+    if requested.
+    """
+
+    def __init__(self) -> None:
+        self.completion: Completion | None = None
+        self.steps: list[StepProvenance] = []
+        self.tokens: list[TokenProvenance] = []
+        self._unwanted = False
+        self._pieces: deque[str] = deque()
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        while not self._pieces:
+            if self.completion is not None:
+                raise StopIteration
+            self._step_or_close()
+        return self._pieces.popleft()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Cancel the request if it still runs; what was written so far becomes the completion."""
+
+    def close_soon(self) -> None:
+        """Close it after the current step: for signal handlers, which must not change an engine in mid-step."""
+        self._unwanted = True
+
+    def result(self) -> Completion:
+        """Run to the end and return the completion."""
+        while self.completion is None:
+            self._step_or_close()
+        return self.completion
+
+    def _step_or_close(self) -> None:
+        if self._unwanted:
+            self.close()
+        else:
+            self._step()
+
+    @abstractmethod
+    def _step(self) -> None:
+        """Wait for what comes next of it."""
+
+
+class TextStream(AnswerStream):
+    """The text of one request of an in-process engine, delta by delta."""
+
+    def __init__(self, engine: Steps, request: Request, stop: Sequence[str], provenance: bool = False) -> None:
+        super().__init__()
+        self._engine = engine
+        self._request = request
+        options = ChoiceOptions(stop=tuple(stop), provenance=provenance)
+        self._choice = Choice(request, engine.tokenizer, options, engine.info.eos_token_ids, request.prompt)
+        self._text: list[str] = []
+        self._offsets: list[int] = []
+        self._drafters: list[str] = []
+        self._logprobs: list[TokenLogprobs] | None = None if request.params.logprobs is None else []
+        self._error: ForesayError | None = None
+        self._prompt_logprobs: list[TokenLogprobs | None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<TextStream: {self._choice.completion_tokens} tokens{' so far' if self.completion is None else ''}>"
+
+    def close(self) -> None:
+        if self.completion is None:
+            self._engine.forget(self._request.id)
+            self._finish("cancelled")
+
+    def _step(self) -> None:
+        """One step for all streams; raises only this request's error."""
+        if self._error is None:
+            self._engine.step()
+        if self._error is not None:
+            raise self._error
+
+    def take(self, delta: Delta) -> None:
+        """Turn the tokens of one step into text; called by the engine."""
+        if delta.finish_reason == "error":
+            message = delta.error or "the engine gave up on this request"
+            self._error = ForesayError(message) if delta.fault is None else InvalidRequest(*delta.fault)
+            return
+        piece = self._choice.take(delta)
+        self.steps += piece.steps
+        self.tokens += piece.tokens
+        self._offsets += piece.offsets
+        self._drafters += drafters_of(delta.origin, len(piece.token_ids))
+        if self._logprobs is not None:
+            self._logprobs += piece.logprobs
+        self._prompt_logprobs = self._prompt_logprobs or piece.prompt_logprobs
+        if piece.text:
+            self._pieces.append(piece.text)
+            self._text.append(piece.text)
+        if piece.finish_at is not None:
+            self._engine.cut(self._request.id, piece.finish_at)
+        if piece.finish_reason is not None:
+            self._finish(piece.finish_reason)
+
+    def _finish(self, reason: str) -> None:
+        seed = self._request.params.seed
+        assert seed is not None, "the engine was given a seed"
+        self.completion = Completion(
+            text="".join(self._text),
+            token_ids=self._choice.tokens,
+            prompt_token_ids=self._request.prompt,
+            finish_reason=reason,
+            seed=seed,
+            exact=self._engine.info.exact,
+            statistics=self._choice.statistics,
+            logprobs=self._logprobs,
+            prompt_logprobs=self._prompt_logprobs,
+            drafters=self._drafters,
+            offsets=self._offsets,
+        )
+
+
+# -- what a notebook shows while an engine loads -----------------------------------------------------------------------
+
+#: Called with what is being loaded, and the share done if known (0 to 1).
+Progress = Callable[..., None]
+#: Shortest time between updates.
+_FRAME_SECONDS = 0.1
+
+
+@contextmanager
+def loading(progress: Progress | None) -> Iterator[Progress | None]:
+    """The progress callback for loading: ``progress`` itself, else a notebook's line, else None. The line finally says
+    how long loading took, and vanishes on failure."""
+    if progress is not None or not in_notebook():
+        yield progress
+        return
+    warnings.filterwarnings("ignore", "IProgress not found")  # of the hub client; we use no widgets
+    line = _Line()
+    try:
+        yield line
+    except BaseException:
+        line.write("", "")
+        raise
+    line.write(f"loaded in {line.seconds:.1f} s")
+
+
+def in_notebook() -> bool:
+    """Whether this is a notebook's kernel. Imports nothing."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return hasattr(shell, "kernel")
+
+
+class _Line:
+    """A line of progress; called with each stage."""
+
+    def __init__(self) -> None:
+        self._began = self._drawn = time.monotonic()
+        self._phase = ""
+        self._display: Any = None
+
+    @property
+    def seconds(self) -> float:
+        """Since loading began."""
+        return time.monotonic() - self._began
+
+    def __call__(self, phase: str, share: float | None = None) -> None:
+        """Show the current phase."""
+        if phase == self._phase and time.monotonic() - self._drawn < _FRAME_SECONDS:
+            return
+        self._phase, self._drawn = phase, time.monotonic()
+        bar = "" if share is None else f'<progress value="{share:.2f}" style="vertical-align: middle"></progress> '
+        done = "" if share is None else f", {share:.0%}"
+        self.write(f"{self.seconds:.1f} s: {phase}{done} ...", bar)
+
+    def write(self, text: str, bar: str = "") -> None:
+        """Replace what the line shows."""
+        display = import_module("IPython.display").display  # not our dependency: notebooks have it
+        data = {"text/plain": text, "text/html": f'<span style="opacity: 0.8">{bar}{escape(text)}</span>'}
+        if self._display is None:
+            self._display = display(data, raw=True, display_id=True)
+        else:
+            self._display.update(data, raw=True)

@@ -1,0 +1,332 @@
+"""Counts of one request, made where its text is cut: into the counters of all, and the request's own record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from foresay.server.metrics.counters import Counters, shape_of
+from foresay.server.metrics.fields import count
+from foresay.server.metrics.report import RequestDetail, RequestStep, RequestSummary, TokenText, from_counts
+from foresay.server.metrics.ring import Ring
+from foresay.server.schemas.shared import PromptProgress
+from foresay.spec.accept import tokens_per_step
+from foresay.spec.request import Delta, Origin, Request
+from foresay.spec.trace import Statistics, StepTrace
+
+if TYPE_CHECKING:  # that module imports this one
+    from foresay.server.text.choice import Piece
+
+
+#: Most steps kept per request to be shown; of a longer one only the first are kept.
+MOST_STEPS = 2048
+#: Approximate bytes per step and token.
+STEP_BYTES, TOKEN_BYTES = 264, 8
+#: The origin of tokens that came without one.
+NOWHERE = Origin(0, "", [-1], 0, [], {})
+
+#: step, drafter, drafted, accepted, forced among the accepted, kept, seconds, drafter of each accepted one
+Step = tuple[int, str, int, int, int, int, float, Sequence[str]]
+
+
+@dataclass(slots=True)
+class SharedStats:
+    """What the stats of all requests share. clock: seconds since 1970 that do not run backwards. delivered: the time up
+    to which delivery is counted: when the latest step arrived, or its latest text was passed on. step, step_seconds: of
+    the latest step.
+    """
+
+    clock: Callable[[], float]
+    ring: Ring = field(default_factory=Ring)
+    delivered: float = 0.0
+    step: StepTrace | None = None
+    step_seconds: float = 0.0
+
+
+class RequestStats:
+    """One request's counts. They are of tokens in its text; only ``drafted`` is of everything verified.
+
+    choices: number requested with it. keeps_text: whether its text may be shown later. words: the first words of its
+    prompt.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        tenant: str,
+        request_id: str,
+        shared: SharedStats,
+        choices: int = 1,
+        keeps_text: bool = True,
+        words: str = "",
+    ) -> None:
+        self.id, self.tenant, self.request_id = request.id, tenant, request_id
+        self.prompt_tokens, self.leads = len(request.prompt), request.fork_of is None
+        self.max_tokens, self.choices, self.keeps_text = request.params.max_tokens, choices, keeps_text
+        self.words = words if keeps_text else None
+        self.temperature, self.seed = request.params.temperature, request.params.seed
+        self.began = shared.clock()
+        self.ended: float | None = None
+        self.finish_reason: str | None = None
+        self.read_tokens = 0 if self.leads else self.prompt_tokens
+        self.cached_tokens = self.tokens = self.runs = self.drafts = 0
+        self.drafted = self.accepted = self.discarded = 0
+        self.drafters: dict[str, int] = {}
+        self._first: float | None = None
+        self._until_first: float | None = None
+        self._last = 0.0
+        self._first_run = 0
+        self._steps: list[Step] = []
+        self._offsets: list[int] = []
+        self._text: list[str] = []
+        self._whole = True
+        self._shared = shared
+        self._statistics: Statistics | None = None
+        self._reading_since, self._adopted = self.began, 0
+
+    def reads(self, read: int, cached: int, seconds: float) -> None:
+        """The engine has read ``read`` tokens of its prompt, and found ``cached`` of them. seconds: of this step."""
+        if not self.read_tokens:
+            self._reading_since = self._shared.clock() - seconds
+        if not self.runs:  # later, the text is read again after preemption
+            self.read_tokens, self._adopted = read, cached
+
+    @property
+    def progress(self) -> PromptProgress | None:
+        """How far its prompt is read."""
+        if not self.leads or not (self.read_tokens or self.runs):
+            return None
+        until = self._shared.clock() if self._first is None else self._first
+        return PromptProgress(
+            total=self.prompt_tokens,
+            cache=max(self._adopted, self.cached_tokens),
+            processed=self.prompt_tokens if self.runs else self.read_tokens,
+            time_ms=round(1000 * (until - self._reading_since), 3),
+        )
+
+    @property
+    def bytes(self) -> int:
+        """Approximate memory that it takes."""
+        texts = sum(map(len, self._text))
+        return STEP_BYTES * (len(self._steps) + 4) + TOKEN_BYTES * len(self._offsets) + texts
+
+    def kept(self, delta: Delta, piece: Piece) -> None:
+        """Count one step of this request, and what of it is in the text."""
+        now = self._shared.clock()
+        counters = self._shared.ring.at(now)
+        if delta.cached_tokens > self.cached_tokens and self.leads:
+            counters.prompt_tokens_cached += delta.cached_tokens - self.cached_tokens
+            counters.prefix_cache_hits = counters.prompt_tokens_cached
+            self.cached_tokens = delta.cached_tokens
+        if delta.tokens:
+            self.seed = delta.seed
+            self._run(counters, delta, piece)
+        if piece.text and self._whole and self.keeps_text:
+            self._text.append(piece.text)
+        if piece.finish_reason is not None and self.finish_reason is None:
+            self.finish_reason = piece.finish_reason
+            self._over(counters, now, delta.statistics)
+
+    def delivered(self, tokens: int) -> None:
+        """A chunk of ``tokens`` is sent: the time since the previous one is a chunk gap, and each token's share of it a
+        time per token. The first chunk ends the time to first token instead."""
+        if not tokens:
+            return
+        shared = self._shared
+        now = shared.clock()
+        counters = shared.ring.at(now)
+        count(counters.step_phase_seconds, "deliver", now - (shared.delivered or now))
+        shared.delivered = now
+        if self._first is None:
+            self._first, self._first_run = now, tokens
+            self._until_first = round(1000 * (now - self.began), 3) / 1000  # what a response's milliseconds come to
+            counters.time_to_first_token_seconds.observe(self._until_first)
+            self._agree()
+        else:
+            gap = now - self._last
+            counters.inter_chunk_latency_seconds.observe(gap)
+            counters.time_per_output_token_seconds.observe(gap / tokens, tokens)
+        self._last = now
+
+    def failed(self, reason: str, error: bool) -> None:
+        """It ended without its last delta. reason: the code of its error, or why it was cancelled."""
+        if self.finish_reason is None:
+            now = self._shared.clock()
+            counters = self._shared.ring.at(now)
+            if error:
+                count(counters.request_errors, reason, 1)
+            self.finish_reason = "error" if error else "cancelled"
+            self._over(counters, now, None)
+
+    def summary(self) -> RequestSummary:
+        """The request in numbers, rounded as in the response's ``metrics``, so that both are shown as the same."""
+        seconds = (self._shared.clock() if self.ended is None else self.ended) - self.began
+        rate, per_step = self.rate, tokens_per_step(self.tokens, self.runs)
+        return from_counts(
+            RequestSummary,
+            self,
+            started=self.began,
+            prompt=self.words,
+            output_tokens=self.tokens,
+            time_to_first_token=self._until_first,
+            seconds=seconds,
+            tokens_per_second=rate and round(rate, 2),
+            steps=self.runs,
+            acceptance_rate=round(self.accepted / self.drafted, 4) if self.drafted else None,
+            tokens_per_step=per_step and round(per_step, 4),
+        )
+
+    def _agree(self) -> None:
+        """Make numbers agree: the response's statistics get their time to first token from here, like the histograms;
+        the rate shown here comes from those statistics."""
+        if self._statistics is not None and self._until_first is not None:
+            self._statistics.time_to_first_token = self._until_first
+
+    @property
+    def rate(self) -> float | None:
+        """Tokens per second after the first chunk; None if there were no others."""
+        if self._statistics is not None:
+            return self._statistics.decode_tokens_per_second or None
+        rest = self.tokens - self._first_run
+        decoding = self._last - self._first if self._first is not None else 0.0
+        return rest / decoding if decoding > 0 and rest > 0 else None
+
+    def detail(self) -> RequestDetail:
+        """The request step by step, and its text by origin; only for the key that sent it."""
+        steps = [
+            RequestStep(number, drafter, drafted, accepted, kept, 1000 * seconds)
+            for number, drafter, drafted, accepted, _, kept, seconds, _ in self._steps
+        ]
+        text = self._by_origin()
+        return RequestDetail(self.summary(), steps, text, whole=self._whole, text_kept=self.keeps_text)
+
+    def _run(self, counters: Counters, delta: Delta, piece: Piece) -> None:
+        """Count the tokens of one step."""
+        origin, made, kept = delta.origin or NOWHERE, len(delta.tokens), len(piece.token_ids)
+        path, forced, shared = origin.path, origin.forced, self._shared
+        shape = shape_of(tuple(origin.parents))
+        drafted, accepted = shape.drafted, min(len(path), kept)
+        counters.run(origin.drafter, shape, path[accepted - 1] if accepted else 0, kept)
+        if not self.runs and self.leads:
+            counters.prompt_tokens += self.prompt_tokens
+            counters.prefix_cache_queries = counters.prompt_tokens
+        self.read_tokens = self.prompt_tokens
+        self.runs += 1
+        self.tokens += kept
+        self.discarded += made - kept
+        counters.spec_decode_num_discarded_tokens += made - kept
+        if drafted:
+            self.drafts += 1
+            self.drafted += drafted
+            self.accepted += accepted
+            count(self.drafters, origin.drafter, 1)
+        sure = 0
+        if forced:
+            counters.spec_decode_num_forced_tokens += forced
+            sure = sum(1 for node in path[:accepted] if node <= forced)
+        if len(self._steps) < MOST_STEPS:
+            latest = shared.step
+            same = latest is not None and latest.number == origin.step
+            seconds = shared.step_seconds if same else sum(origin.seconds.values())
+            step = (origin.step, origin.drafter, drafted, accepted, sure, kept, seconds, origin.sources)
+            self._steps.append(step)
+            if self.keeps_text:
+                self._offsets += piece.offsets
+        else:
+            self._whole = False
+
+    def _over(self, counters: Counters, now: float, statistics: Statistics | None) -> None:
+        """Count a request that has ended; its phases only if it has statistics, that is, ran to its end."""
+        self.ended = now
+        counters.ended(self.finish_reason or "")
+        counters.e2e_request_latency_seconds.observe(now - self.began)
+        counters.request_prompt_tokens.observe(self.prompt_tokens)
+        counters.request_generation_tokens.observe(self.tokens)
+        if self.max_tokens is not None:
+            counters.request_params_max_tokens.observe(self.max_tokens)
+        if self.leads:
+            counters.request_params_n.observe(self.choices)
+        if statistics is not None:
+            self._statistics = statistics
+            queue, first = statistics.seconds.get("queue", 0.0), statistics.time_to_first_token
+            counters.request_queue_time_seconds.observe(queue)
+            counters.request_num_preemptions.observe(statistics.preemptions)
+            counters.request_prefill_time_seconds.observe(max(first - queue, 0.0))
+            counters.request_decode_time_seconds.observe(statistics.decode_seconds)
+            counters.request_inference_time_seconds.observe(max(first - queue, 0.0) + statistics.decode_seconds)
+        self._agree()
+        if self._first is not None and self.tokens > 1:
+            counters.request_time_per_output_token_seconds.observe((now - self._first) / (self.tokens - 1))
+
+    def _by_origin(self) -> list[TokenText]:
+        """The text of each token, with its origin."""
+        text = "".join(self._text)
+        spans = iter(pairwise([*self._offsets, len(text)]))
+        found = []
+        for _, drafter, _, accepted, sure, kept, _, sources in self._steps:
+            for index, (begin, end) in zip(range(kept), spans, strict=False):
+                who, depth = (sources[index] if sources else drafter, index + 1) if index < accepted else ("", 0)
+                found.append(TokenText(text[begin:end], who, depth, index < sure))
+        return found
+
+
+MOST_PER_TENANT = 100
+MOST_BYTES = 64 << 20
+
+
+class Recent:
+    """Request stats by tenant and id. A lookup never finds another tenant's."""
+
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._running: dict[str, RequestStats] = {}
+        self._over: dict[str, RequestStats] = {}
+        self._bytes = 0
+
+    def begin(self, stats: RequestStats) -> None:
+        """A request is admitted."""
+        self._running[stats.id] = stats
+
+    def end(self, stats: RequestStats) -> None:
+        """It has ended: keep it among the last of its tenant."""
+        if self._running.pop(stats.id, None) is None:
+            return
+        self._over[stats.id] = stats
+        self._bytes += stats.bytes
+        own = [one for one in self._over.values() if one.tenant == stats.tenant]
+        for one in own[:-MOST_PER_TENANT]:
+            self._drop(one)
+        while self._bytes > self._most_bytes and self._over:
+            self._drop(next(iter(self._over.values())))
+
+    @property
+    def running(self) -> int:
+        """Number of requests running or waiting, of all tenants."""
+        return len(self._running)
+
+    @property
+    def unread(self) -> list[RequestStats]:
+        """Those of them whose prompts are not read to their ends, and not shared with others."""
+        return [stats for stats in self._running.values() if stats.leads and not stats.runs]
+
+    def reads(self, id: str, read: int, cached: int, seconds: float) -> None:
+        """A step has read on in the prompt of a request; unknown ones are no error."""
+        if (stats := self._running.get(id)) is not None:
+            stats.reads(read, cached, seconds)
+
+    def of(self, tenant: str) -> list[RequestStats]:
+        """Running and recent requests, those that came last first."""
+        running = [stats for stats in self._running.values() if stats.tenant == tenant]
+        over = [stats for stats in self._over.values() if stats.tenant == tenant]
+        return sorted([*reversed(running), *reversed(over)], key=lambda stats: stats.began, reverse=True)
+
+    def find(self, tenant: str, id: str) -> RequestStats | None:
+        """The request of this tenant; None if there is none, or it was evicted."""
+        stats = self._running.get(id) or self._over.get(id)
+        return stats if stats is not None and stats.tenant == tenant else None
+
+    def _drop(self, stats: RequestStats) -> None:
+        del self._over[stats.id]
+        self._bytes -= stats.bytes

@@ -1,0 +1,283 @@
+"""The server's self-check: a share of the finished requests is decoded again plainly, while the engine is idle.
+
+::
+
+    choices ── watching ── answers ──> Backlog ── idle for a moment ──> plain_tokens ──> SelfCheckCounts,
+                   │                      ^                                │             a warning
+                   └── a request comes: the re-run is cancelled at once ──┘
+
+A re-run goes to the engine directly, bypassing limits, metrics and recent requests. It runs with ``aside``
+(:class:`~foresay.spec.request.Request`), so it uses none of the KV cached for the text, and caches none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count, zip_longest
+
+import msgspec
+from aiohttp import web
+
+from foresay.server.engine.generation import Generation, ServedEngine
+from foresay.server.gateway.caller import CONTEXT
+from foresay.server.metrics.records import SelfCheckCounts
+from foresay.server.schemas.errors import ApiError, EngineFailed, Unavailable
+from foresay.server.text.choice import Choice
+from foresay.spec.errors import InvalidRequest
+from foresay.spec.request import EngineInfo, Request
+
+
+class RecordedAnswer(msgspec.Struct, frozen=True):
+    """request: with the seed that was used. tokens: the output, as far as it is in the text.
+
+    request_id: the ``X-Request-Id`` of its HTTP request; empty if it had none. fingerprint: of the engine that wrote
+    it. tries: re-runs that were started and interrupted.
+    """
+
+    request: Request
+    tokens: list[int]
+    request_id: str = ""
+    fingerprint: str = ""
+    tries: int = 0
+
+    @classmethod
+    def of(cls, choice: Choice, fingerprint: str) -> RecordedAnswer:
+        """The answer of a finished choice."""
+        params = msgspec.structs.replace(choice.request.params, seed=choice.seed)
+        request = msgspec.structs.replace(choice.request, params=params)
+        return cls(request, choice.tokens, CONTEXT.get().id, fingerprint)
+
+    def plainly(self, id: str) -> Request:
+        """The request, with id ``id``, that generates these tokens again: one per step, without cached KV.
+
+        A fork is repeated with its own seed. Logprobs are not requested.
+        """
+        request, length = self.request, len(self.tokens)
+        params = msgspec.structs.replace(
+            request.params,
+            max_tokens=length,
+            min_tokens=min(request.params.min_tokens, length),
+            logprobs=None,
+            prompt_logprobs=None,
+        )
+        return Request(
+            id=id,
+            prompt=request.prompt,
+            params=params,
+            salt=request.salt,  # grammars compiled for it stay within the tenant
+            grammar=request.grammar,
+            speculate=False,
+            aside=True,
+        )
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """Where a text differs from plain decoding. position: of the output token, from 0. written: the token in the text.
+    plain: plain decoding's token there; None if it ends before."""
+
+    position: int
+    written: int
+    plain: int | None
+
+
+def difference(written: Sequence[int], plain: Sequence[int]) -> Difference | None:
+    """The first difference, if any."""
+    for position, (one, other) in enumerate(zip_longest(written, plain)):
+        if one != other:
+            return Difference(position, one, other)
+    return None
+
+
+class Interrupted(Exception):
+    """A client's request ended the re-run."""
+
+
+async def plain_tokens(rerun: Generation, length: int) -> list[int]:
+    """The first tokens of a re-run. Raises what it failed with."""
+    plain: list[int] = []
+    async with rerun:
+        while len(plain) < length:
+            for _, delta in await rerun.next():
+                if delta.finish_reason == "cancelled":
+                    raise EngineFailed("the re-run was cancelled")
+                plain += delta.tokens
+                if delta.finish_reason is not None:
+                    return plain[:length]
+    return plain[:length]
+
+
+MOST_ANSWERS = 64
+MOST_BYTES = 8 << 20
+
+
+class Backlog:
+    """A first-in, first-out queue. Answers are held encoded, so that their memory is known.
+
+    filled: set while it is not empty. dropped: number of answers evicted.
+    """
+
+    def __init__(self, most_answers: int = MOST_ANSWERS, most_bytes: int = MOST_BYTES) -> None:
+        self.filled = asyncio.Event()
+        self.dropped = 0
+        self._most_answers, self._most_bytes = most_answers, most_bytes
+        self._packed: deque[bytes] = deque()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._packed)
+
+    def put(self, answer: RecordedAnswer) -> None:
+        """Add an answer; the oldest are dropped if there are too many."""
+        packed = msgspec.msgpack.encode(answer)
+        self._packed.append(packed)
+        self._bytes += len(packed)
+        self.filled.set()
+        while len(self._packed) > self._most_answers or self._bytes > self._most_bytes:
+            self._popped()
+            self.dropped += 1
+
+    def take(self) -> RecordedAnswer:
+        """Remove and return the oldest. Raises IndexError if there is none."""
+        answer: RecordedAnswer = msgspec.msgpack.decode(self._popped(), type=RecordedAnswer)
+        return answer
+
+    def _popped(self) -> bytes:
+        packed = self._packed.popleft()
+        self._bytes -= len(packed)
+        if not self._packed:
+            self.filled.clear()
+        return packed
+
+
+#: How long no request has come before a re-run starts, so that it does not run between two requests of one client.
+QUIET_SECONDS = 0.5
+#: A re-run interrupted this often is given up.
+MOST_TRIES = 3
+log = logging.getLogger("foresay.selfcheck")
+_random = random.Random()  # apart from the global one, which others may seed
+
+
+class SelfCheck:
+    """engine: generates the texts, and the re-runs. share: of requests that are re-run. idle: set while no request
+    runs. taking: whether requests are taken. chance: numbers from 0 to 1."""
+
+    def __init__(
+        self,
+        engine: ServedEngine,
+        share: float,
+        counts: SelfCheckCounts,
+        idle: asyncio.Event,
+        taking: Callable[[], bool],
+        chance: Callable[[], float] = _random.random,
+    ) -> None:
+        self.backlog = Backlog()
+        self._engine, self._share, self._counts, self._chance = engine, share, counts, chance
+        self._idle, self._taking = idle, taking
+        self._rerun: Generation | None = None
+        self._requests, self._numbers = 0, count()
+        counts.share = share
+
+    @contextmanager
+    def watching(self, choices: Sequence[Choice], keeps: bool = True) -> Iterator[None]:
+        """Clients' requests run meanwhile: any re-run is cancelled before they reach the engine, and their answers are
+        picked once they are finished. keeps: whether their text may be kept."""
+        self._requests += 1
+        if self._rerun is not None:
+            self._rerun.abort(Interrupted())
+        fingerprint = self._fingerprint
+        try:
+            yield
+        finally:
+            for choice in choices if keeps else ():
+                if choice.finished and choice.tokens and self._picks(choice.request):
+                    self._keep(RecordedAnswer.of(choice, fingerprint))
+
+    def _picks(self, request: Request) -> bool:
+        return self._share > 0 and request.forced is None and self._chance() < self._share
+
+    # -- checking ------------------------------------------------------------------------------------------------
+
+    async def life(self, app: web.Application) -> AsyncIterator[None]:
+        """Check while the server runs."""
+        checking = asyncio.create_task(self._run()) if self._share else None
+        yield
+        if checking is not None:
+            checking.cancel()
+            await asyncio.gather(checking, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            await self.backlog.filled.wait()
+            await self._idle.wait()
+            seen = self._requests
+            await asyncio.sleep(QUIET_SECONDS)
+            while self.backlog and self._free() and self._requests == seen:
+                await self._check(self.backlog.take())
+
+    def _free(self) -> bool:
+        """Whether the engine is ready and idle."""
+        return self._idle.is_set() and self._taking()
+
+    async def _check(self, answer: RecordedAnswer) -> None:
+        """Re-run one answer, and count the outcome. An error in one check must not silently end all checks."""
+        self._rerun = rerun = Generation(self._engine, [answer.plainly(f"self-check-{next(self._numbers)}")])
+        try:
+            if answer.fingerprint != self._fingerprint:  # other weights have been loaded
+                raise Interrupted
+            self._compared(answer, difference(answer.tokens, await plain_tokens(rerun, len(answer.tokens))))
+        except Unavailable:
+            self.backlog.put(answer)
+            await asyncio.sleep(QUIET_SECONDS)
+        except Interrupted:
+            kept = self._keep(msgspec.structs.replace(answer, tries=answer.tries + 1))  # last: others may be shorter
+            self._counts.self_check_skipped += not kept
+        except (ApiError, InvalidRequest):  # it may have killed the engine: do not retry
+            self._counts.self_check_skipped += 1
+        except Exception:
+            log.exception("self-check: the answer to request %s could not be checked", answer.request.id)
+            self._counts.self_check_skipped += 1
+        self._rerun = None
+        self._report()
+
+    def _compared(self, answer: RecordedAnswer, found: Difference | None) -> None:
+        self._counts.self_check_requests += 1
+        self._counts.self_check_tokens += len(answer.tokens) if found is None else found.position + 1
+        if found is not None:
+            self._counts.self_check_mismatch += 1
+            log.warning("%s", sentence(answer, found, self._engine.info))
+
+    @property
+    def _fingerprint(self) -> str:
+        """Of the engine now."""
+        return "" if self._engine.info is None else self._engine.info.fingerprint
+
+    def _keep(self, answer: RecordedAnswer) -> bool:
+        """Keep an answer for later, unless it was interrupted too often for the idle times there are, or the engine
+        writes other texts by now."""
+        keeps = answer.fingerprint == self._fingerprint and answer.tries < MOST_TRIES
+        if keeps:
+            self.backlog.put(answer)
+            self._report()
+        return keeps
+
+    def _report(self) -> None:
+        """Update the counts of waiting and dropped answers."""
+        self._counts.self_check_waiting = len(self.backlog)
+        self._counts.self_check_skipped += self.backlog.dropped
+        self.backlog.dropped = 0
+
+
+def sentence(answer: RecordedAnswer, found: Difference, info: EngineInfo | None) -> str:
+    """The log message about a difference: its position, nothing of the text."""
+    request = answer.request
+    plain = "plain decoding ends before that" if found.plain is None else "plain decoding writes another token"
+    claim = "which claims to be exact" if info is None or info.exact else f"which is not exact: {info.exact_reason}"
+    return (
+        f"self-check: request {request.id} (X-Request-Id {answer.request_id or '-'}, seed {request.params.seed}) "
+        f"differs at output position {found.position}: {plain}, on this machine, {claim}"
+    )

@@ -1,0 +1,308 @@
+"""Which models are loaded. The residency alone decides what to load and unload; one model loads at a time.
+
+::
+
+    out ──a request waits─> coming ──ready──> in ──its memory is needed, or it was idle for long──> leaving ──> out
+     ^                        │                ^                                                       │
+     └──failed: waiting requests fail          └──────────the request that needed it has left──────────┘
+
+A request holds a lease of its model while it runs, and a leased model is not unloaded. A model that is leaving gives no
+more leases: new requests for it wait. The request that has waited longest decides what is loaded next, so none starves;
+each load serves all requests that wait for that model.
+
+A model that is to run with other settings gives no more leases until its next engine is ready, or the one before again;
+leases that it has given hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from itertools import count
+from math import ceil
+
+from foresay.server.engine_process.client_base import Resumed
+from foresay.server.models.resident import (
+    Heartbeat,
+    Keep,
+    Lease,
+    NoMemory,
+    Reload,
+    Resident,
+    Swap,
+    Waiter,
+    with_heartbeat,
+)
+from foresay.server.schemas.errors import LoadFailed, Unavailable, going_away
+from foresay.server.settings.units import span_in_words
+from foresay.spec.errors import ForesayError
+
+#: Pause after a failed load; doubled by each further failure.
+FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0
+log = logging.getLogger("foresay.loading")
+
+
+class Residency:
+    """most: models that may be loaded at once; None: limited only by their footprints."""
+
+    def __init__(
+        self, residents: Sequence[Resident], most: int | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.residents = list(residents)
+        self._most, self._clock = most, clock
+        self._changed = asyncio.Event()
+        self._closed = False
+        self._reloads: deque[Reload] = deque()
+        self._numbers = count()
+        for resident in self.residents:
+            resident.used = clock()
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    async def lease(self, resident: Resident, heartbeat: Heartbeat, keep: Keep = "usual") -> Lease:
+        """Lease a model; waits until it is loaded. keep: how long it stays loaded after this request without another.
+
+        Raises :class:`LoadFailed` if it cannot be loaded. The lease must be closed.
+        """
+        resident.keep = resident.usual_keep if keep == "usual" else keep
+        if resident.state == "in":
+            self._give(resident)
+        else:
+            await self._arrival(resident, heartbeat)
+        lease = Lease()
+        lease.callback(self._return, resident)
+        return lease
+
+    def arrived(self, resident: Resident) -> None:
+        """The model of the server's start is loaded: its idle time starts now."""
+        resident.keep, resident.used = resident.usual_keep, self._clock()
+        self._changed.set()
+
+    def forget(self, resident: Resident) -> None:
+        """Unload it as soon as it is idle."""
+        resident.keep = 0.0
+        self._changed.set()
+
+    async def reload(self, resident: Resident, swap: Swap, moves: bool) -> Resumed:
+        """Have ``swap`` replace its engine, while new requests wait. moves: running ones go on in the next engine, else
+        they end first. Raises what ``swap`` raises."""
+        reload = Reload(resident, swap, moves, asyncio.get_running_loop().create_future())
+        self._reloads.append(reload)
+        self._changed.set()
+        return await reload.done
+
+    def close(self) -> None:
+        """The server shuts down: refuse all requests that wait or would have to."""
+        self._closed = True
+        for resident in self.residents:
+            self._refuse(resident)
+
+    async def _arrival(self, resident: Resident, heartbeat: Heartbeat) -> None:
+        """Wait for a lease."""
+        self._check(resident)
+        waiter = Waiter(next(self._numbers), asyncio.get_running_loop().create_future())
+        await with_heartbeat(self._prepared(resident), heartbeat)
+        self._check(resident)
+        await self._queue(resident, waiter, heartbeat)
+
+    def _check(self, resident: Resident) -> None:
+        """Raise if waiting is futile."""
+        if self._closed or self._clock() < resident.refused_until:
+            raise self._refusal(resident)
+
+    async def _queue(self, resident: Resident, waiter: Waiter, heartbeat: Heartbeat) -> None:
+        """Queue for the model."""
+        if resident.state == "in":
+            self._give(resident)
+            return
+        resident.waiting.append(waiter)
+        self._changed.set()
+        try:
+            await with_heartbeat(waiter.turn, heartbeat)
+        except BaseException:
+            if waiter.turn.done() and waiter.turn.exception() is None:
+                self._return(resident)  # granted, but the request has left
+            raise
+        finally:
+            if waiter in resident.waiting:
+                resident.waiting.remove(waiter)
+                self._changed.set()
+
+    def _prepared(self, resident: Resident) -> asyncio.Future[None]:
+        """Done when the model is ready to be loaded; the same for all that wait."""
+        if resident.preparing is None:
+            resident.preparing = asyncio.create_task(self._prepare(resident))
+            resident.preparing.add_done_callback(lambda task: task.cancelled() or task.exception())  # all may have left
+        return resident.preparing
+
+    async def _prepare(self, resident: Resident) -> None:
+        try:
+            await resident.prepare()
+        except ForesayError as error:
+            self._note(resident, error)
+            raise self._refusal(resident) from None
+        finally:
+            resident.preparing = None
+
+    def _give(self, resident: Resident) -> None:
+        resident.leases += 1
+        resident.used = self._clock()
+
+    def _return(self, resident: Resident) -> None:
+        resident.leases -= 1
+        resident.used = self._clock()
+        if not resident.leases:
+            self._changed.set()
+
+    def _admit(self, resident: Resident) -> None:
+        """It is loaded: all requests that wait for it may run."""
+        resident.state = "in"
+        resident.used = self._clock()
+        waiting, resident.waiting = resident.waiting, []
+        for waiter in waiting:
+            if not waiter.turn.done():
+                self._give(resident)
+                waiter.turn.set_result(None)
+
+    def _refuse(self, resident: Resident) -> None:
+        """Fail all requests that wait for it."""
+        waiting, resident.waiting = resident.waiting, []
+        for waiter in waiting:
+            if not waiter.turn.done():
+                waiter.turn.set_exception(self._refusal(resident))
+
+    def _refusal(self, resident: Resident) -> Unavailable:
+        """Why; a new error for each, since a raised one keeps its traceback's frames alive."""
+        if self._closed:
+            return going_away()
+        return LoadFailed(resident.name, resident.failure or "", ceil(resident.refused_until - self._clock()))
+
+    # -- coming and going ----------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Load models that requests wait for and unload idle ones, until cancelled."""
+        while True:
+            self._changed.clear()
+            if (stale := self._stale()) is not None:
+                log.info("%s: unloading, %s without a request", stale.name, span_in_words(stale.keep or 0.0))
+                await self._unload(stale)
+            elif self._reloads:
+                await self._reload(self._reloads.popleft())
+            elif (wanted := self._wanted()) is not None:
+                await self._bring(wanted)
+            else:
+                await self._pause()
+
+    def _stale(self) -> Resident | None:
+        """A model whose time to stay without a request is over."""
+        now = self._clock()
+        return next((one for one in self.residents if one.leaves_at is not None and one.leaves_at <= now), None)
+
+    def _wanted(self) -> Resident | None:
+        """The model whose first request has waited longest."""
+        awaited = [one for one in self.residents if one.waiting]
+        return min(awaited, key=lambda one: one.waiting[0].number, default=None)
+
+    async def _pause(self) -> None:
+        """Wait until something changes, or a model becomes stale."""
+        ends = [one.leaves_at for one in self.residents if one.leaves_at is not None]
+        seconds = max(0.0, min(ends) - self._clock()) if ends else None
+        try:
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+
+    async def _bring(self, wanted: Resident) -> None:
+        """Make room, and load."""
+        while (leaving := self._in_the_way(wanted)) is not None:
+            if not await self._made_leave(leaving, wanted):
+                return
+        wanted.state = "coming"
+        try:
+            await wanted.load(_held(self._others(wanted)))
+        except NoMemory as error:
+            wanted.state = "out"
+            if self._in_the_way(wanted) is None:  # else the footprint, known now, lets the next look make room
+                self._note(wanted, error)
+                self._refuse(wanted)
+        except ForesayError as error:
+            wanted.state = "out"
+            self._note(wanted, error)
+            self._refuse(wanted)
+        else:
+            wanted.failure, wanted.delay = None, 0.0
+            self._admit(wanted)
+
+    async def _made_leave(self, leaving: Resident, wanted: Resident) -> bool:
+        """Give no more leases, wait until it is idle and unload it; false if no request needs its memory any more."""
+        leaving.state = "leaving"
+        await self._until(lambda: not (leaving.leases and wanted.waiting))
+        if not wanted.waiting:
+            self._admit(leaving)
+            return False
+        log.info("%s: unloading, to make room for %s", leaving.name, wanted.name)
+        await self._unload(leaving)
+        return True
+
+    async def _reload(self, reload: Reload) -> None:
+        """Replace a model's engine."""
+        resident, loaded = reload.resident, reload.resident.state == "in"
+        if loaded:
+            resident.state = "coming" if reload.moves else "leaving"
+            await self._until(lambda: reload.moves or not resident.leases)
+        if not await reload.run(_held(self._others(resident))):
+            resident.state = "out"
+        elif loaded:
+            self._admit(resident)
+
+    async def _until(self, true: Callable[[], bool]) -> None:
+        """Wait until it is so."""
+        while not true():
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def _unload(self, resident: Resident) -> None:
+        resident.state = "leaving"
+        await resident.unload()
+        resident.state = "out"
+
+    def _in_the_way(self, wanted: Resident) -> Resident | None:
+        """The model to unload before ``wanted`` can load; None if there is room, or nothing left to unload. Idle models
+        go first, the least recently used before others."""
+        there = [one for one in self.residents if one.state == "in" and one is not wanted]
+        if self._most is not None:
+            return _least_recently_used(there) if len(there) >= self._most else None
+        need = wanted.footprint
+        if need is None:
+            return None  # its load raises if there is no room
+        there = [one for one in there if one.footprint is None or one.footprint.device == need.device]
+        held = sum(one.footprint.held for one in there if one.footprint is not None)
+        return _least_recently_used(there) if held + need.held > need.capacity else None
+
+    def _others(self, than: Resident) -> list[Resident]:
+        """The models alongside which it must fit; none if only their number counts."""
+        return [one for one in self.residents if self._most is None and one is not than and one.state == "in"]
+
+    def _note(self, resident: Resident, error: ForesayError) -> None:
+        """It could not be loaded: refuse requests for it during the next seconds, too."""
+        resident.delay = min(2 * resident.delay or FIRST_PAUSE, LONGEST_PAUSE)
+        resident.refused_until = self._clock() + resident.delay
+        resident.failure = str(error)
+        log.error("%s", self._refusal(resident).message)
+
+
+def _held(residents: Sequence[Resident]) -> dict[str, int]:
+    """Bytes that they hold, by device."""
+    held: Counter[str] = Counter()
+    for footprint in (one.footprint for one in residents):
+        if footprint is not None:
+            held[footprint.device] += footprint.held
+    return dict(held)
+
+
+def _least_recently_used(residents: Sequence[Resident]) -> Resident | None:
+    return min(residents, key=lambda one: (one.leases > 0, one.used), default=None)

@@ -1,1 +1,0 @@
-"""Observing speculation: metrics, and self-checks against plain decoding."""
