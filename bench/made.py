@@ -23,7 +23,7 @@ from bench.inflate_heads import HeadInflation
 from bench.shapes import POSITIONS, DFlashShape, EagleShape, ModelShape
 from foresay.kvpaging import KVStore, PagePool
 from foresay.server.engine.parameters import quantized
-from foresay.verifier.heads.config import HeadConfig
+from foresay.verifier.heads.config import HeadConfig, continued
 from foresay.verifier.heads.layouts import HeadTensors
 from foresay.verifier.heads.paged import DFlashHead, EagleHead
 from foresay.verifier.heads.reader import weights_of
@@ -126,8 +126,7 @@ def bytes_read(decoder: Decoder, rows: int = 1) -> float:
 
 def head_bytes_read(head: EagleHead | DFlashHead, passes: int) -> float:
     """The same of a head's passes, and of the matrix that mixes features once."""
-    layers = sum(each.nbytes for _, layer in head._layers for each in (layer.qkv, layer.output, *layer.inner))
-    return (0 if head._fc is None else head._fc.nbytes) + passes * (head.output.nbytes + layers)
+    return (0 if head._fc is None else head._fc.nbytes) + passes * sum(each.nbytes for each in head.decoder.linears)
 
 
 def store_for(pool: PagePool, decoder: Decoder, device: Device) -> KVStore:
@@ -150,12 +149,12 @@ def random_dflash(device: Device, target: Decoder, shape: DFlashShape) -> DFlash
     """A DFlash head of this shape with random weights, in z-lab's layout; it shares the target's embedding and output
     matrix."""
     own, depth = target.config, target.config.num_layers
-    stack = Stack.uniform(shape.layers, own.first.attention, shape.inner, own.stack.norm)
+    stack = Stack.uniform(shape.layers, replace(own.first.attention, causal=False), shape.inner, own.stack.norm)
     layer = replace(own, stack=stack)
     read = (1 + round(number * (depth - 4) / (shape.layers - 1)) for number in range(shape.layers))
     config = HeadConfig(
         layer=layer, draft_vocab=own.vocab_size, names=tuple(f"layer.{number + 1}" for number in read), generation=0,
-        mask=own.vocab_size - 1, guesses=shape.block - 1, causal=(False,) * shape.layers,
+        mask=own.vocab_size - 1, guesses=shape.block - 1,
     )  # fmt: skip
     sizes: dict[str, tuple[int, ...]] = {"fc.weight": (own.hidden_size, own.hidden_size * shape.layers)}
     sizes |= {f"{name}.weight": (size,) for name, size in config.norms(own.hidden_size, ()).items()}
@@ -206,7 +205,7 @@ def _eagle(
     source = ModelConfig.from_directory(BUNDLED / "target")
     layer = ModelShape("eagle3", sizes, head_dim, target.config.vocab_size).config(source, target.max_positions)
     names = tuple(f"layer.{number}" for number in layers)
-    config = HeadConfig(layer=replace(layer, tie_word_embeddings=False), draft_vocab=vocab, names=names)
+    config = HeadConfig(layer=continued(replace(layer, tie_word_embeddings=False), 3), draft_vocab=vocab, names=names)
     own = {**tensors, "d2t": torch.zeros(vocab, dtype=torch.int64)}
     own.pop("t2d", None)
     return EagleHead(config, weights_of(HeadTensors(own, "made"), config, target), target.max_positions)

@@ -142,7 +142,7 @@ class CombinedDrafter:
                 trees[index].append(tree)
                 kept[index].append(_worth(tree, shape))
         self._drafted |= {sequence.id: drafted for sequence, drafted in zip(sequences, trees, strict=True)}
-        return [merge(parts, plan.shape.nodes, of).tree for parts, of, plan in zip(trees, kept, plans, strict=True)]
+        return [merge(parts, plan.shape.nodes, of) for parts, of, plan in zip(trees, kept, plans, strict=True)]
 
     def extend(self, sequence: SequenceState) -> None:
         """Passed to all but those that rest: they catch up when they draft again."""

@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -102,16 +101,9 @@ class Levels:
             yield from on_host(self._growth.levels[number : number + 1])
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """What captured levels differ by besides their shape: how many sequences and pages they have room for, whether each
-    node has its own logits, whether they may end early, and whether only some of the drafter's tokens have logits."""
-
-    count: int
-    pages: int
-    apart: bool
-    priced: bool
-    narrow: bool = False
+#: What captured levels differ by besides their shape: how many sequences and pages they have room for, whether each
+#: node has its own logits, whether they may end early, and whether only some of the drafter's tokens have logits.
+Kind = tuple[int, int, bool, bool, bool]
 
 
 class TreeDrafter(ABC):
@@ -149,7 +141,7 @@ class TreeDrafter(ABC):
         self.name, self.calibration = name, Calibration()
         self.device, self._token_ids = device, None if token_ids is None else token_ids.to(device)
         self._page_size, self._pages = pool.page_size, pool.num_pages
-        self._levels: list[tuple[_Kind, Levels]] = []
+        self._levels: list[tuple[Kind, Levels]] = []
         self._ahead = 0
         self._ends: dict[tuple[int, int], TextEnds] = {}
         self._grown: dict[str, TreeBuilder] = {}
@@ -305,8 +297,7 @@ class TreeDrafter(ABC):
         self.capture, shape = capture, self.limited(shape)
         for count, pages in rooms:
             for apart in (False, True)[: 1 + (self.free and self.device.type == "cpu")]:
-                narrow = self.vocabulary is not None
-                kind = _Kind(count, self._room(pages), apart, shape.price is not None, narrow)
+                kind = count, self._room(pages), apart, shape.price is not None, self.vocabulary is not None
                 made = self._made(shape, vocab_size, kind)
                 self.narrow = False
                 if all(made is not kept for _, kept in self._levels[: self._ahead]):
@@ -319,16 +310,16 @@ class TreeDrafter(ABC):
         first = growing[0]
         count = 1 << (len(growing) - 1).bit_length()  # few captures serve all: the rest is padding
         pages = self._room(max(len(grown.sequence.table.pages) for grown in growing) + self.beyond)
-        kind = _Kind(count, pages, apart, first.shape.price is not None, self.narrows(first.sequence))
+        kind = count, pages, apart, first.shape.price is not None, self.narrows(first.sequence)
         return self._made(first.shape, first.sequence.noise.vocab_size, kind)
 
     def _room(self, pages: int) -> int:
         """Pages of tables that take so many. A CPU reads as many as a text has, however many there is room for."""
         return self._pages + self.beyond if self.device.type == "cpu" else room(pages, self._page_size)
 
-    def _made(self, shape: TreeShape, vocab_size: int, kind: _Kind) -> Levels:
+    def _made(self, shape: TreeShape, vocab_size: int, kind: Kind) -> Levels:
         """The captured levels of a shape, or of a deeper one with the same first levels, which then ends early."""
-        self.narrow = kind.narrow
+        count, pages, apart, _, self.narrow = kind
         for index, (other, made) in enumerate(self._levels):
             deeper = made.plan.shape
             begins = deeper.limited(shape.levels) == shape and deeper.is_chain == shape.is_chain
@@ -338,8 +329,8 @@ class TreeDrafter(ABC):
                 return made
         if shape.is_chain and self.capture is Eager and not self.ahead:
             shape = self.limited(TreeShape.chain(min(-(-shape.levels // _CHAIN) * _CHAIN, MAX_NODES - 1)))
-        plan = GrowthPlan(shape, kind.count, self.device, self.free, self.columns(vocab_size), kind.apart)
-        state = self.state(kind.count, kind.pages, self.reach(shape.levels))
+        plan = GrowthPlan(shape, count, self.device, self.free, self.columns(vocab_size), apart)
+        state = self.state(count, pages, self.reach(shape.levels))
         made = Levels(plan, self, state, recorded if compiled(state.lengths) else self.capture)
         del self._levels[self._ahead : max(self._ahead, len(self._levels) - _MOST_LEVELS + 1)]
         self._levels.append((kind, made))

@@ -252,9 +252,7 @@ class LookupHits(RootOnly):
         for index, scheduled in enumerate(batch):
             found = [share.tree for share in scheduled.plan.shares if share.tree is not None]
             tree = (
-                merge(found, scheduled.plan.shape.nodes).tree
-                if found
-                else DraftTree.chain(scheduled.sequence.tokens[-1:])
+                merge(found, scheduled.plan.shape.nodes) if found else DraftTree.chain(scheduled.sequence.tokens[-1:])
             )
             self._trees.append(tree)
             nodes = slice(len(tree))
@@ -309,7 +307,7 @@ class Together(Drafts):
     def arrived(self, sequence: SequenceState, index: int, tree: DraftTree, more: Sequence[Tensor]) -> DraftTree:
         """Both trees, merged again, with each node's chance and drafter."""
         own = self._own[sequence.id] = self._drafted(sequence, index, more)
-        both = merge([self.found.arrived(sequence, index, tree, ()), own]).tree
+        both = merge([self.found.arrived(sequence, index, tree, ()), own])
         return replace(both, tokens=tree.tokens)  # those that were verified
 
     def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:

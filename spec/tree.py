@@ -145,14 +145,7 @@ def _author(drafter: str, tokens: Sequence[int]) -> str:
 _UNKNOWN = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Merged:
-    """The result of a merge."""
-
-    tree: DraftTree
-
-
-def merge(trees: Sequence[DraftTree], most: int = MAX_NODES, kept: Sequence[int] = ()) -> Merged:
+def merge(trees: Sequence[DraftTree], most: int = MAX_NODES, kept: Sequence[int] = ()) -> DraftTree:
     """One tree of at most ``most`` nodes, the likeliest; a node that several proposed has the largest of their chances.
 
     kept: how many of each tree's nodes take part, the likeliest; all if not given.
@@ -161,9 +154,9 @@ def merge(trees: Sequence[DraftTree], most: int = MAX_NODES, kept: Sequence[int]
     if len(trees) == 1:
         most = min(most, kept[0])
         if len(trees[0]) <= most:
-            return Merged(trees[0])
+            return trees[0]
         if trees[0].is_chain:
-            return Merged(_shortened(trees[0], most))
+            return _shortened(trees[0], most)
     nodes, all_chances, children = [(trees[0].tokens[0], -1, "")], [1.0], dict[tuple[int, int], int]()
     for tree, count in zip(trees, kept, strict=True):
         chances = tree.chances if len(tree.chances) == len(tree) else [_UNKNOWN**depth for depth in tree.depths]
@@ -183,7 +176,7 @@ def merge(trees: Sequence[DraftTree], most: int = MAX_NODES, kept: Sequence[int]
         tuple(all_chances[node] for node in order),
     )
     parts = tuple(part for tree in trees for part in tree.parts or (tree,))
-    return Merged(replace(merged, sources=tuple(nodes[node][2] for node in order), parts=parts))
+    return replace(merged, sources=tuple(nodes[node][2] for node in order), parts=parts)
 
 
 def _shortened(chain: DraftTree, most: int) -> DraftTree:

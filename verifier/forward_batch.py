@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -45,6 +45,7 @@ class StaticRows:
     and of actual rows with logits, if that is only known when the pass runs; None: all are. windowed: the same rows for
     sliding-window layers; None if those use the pool's pages too. states: for recurrent layers, if there are any.
     sampled: the rows with logits alone, for layers after the last one that stores anything; None: all go through them.
+    block: the same rows, each seeing all of its block, for layers that are not causal. dense: attention, in training.
     """
 
     tokens: Tensor
@@ -57,11 +58,14 @@ class StaticRows:
     windowed: StaticRows | None = None
     states: StateRows | None = None
     sampled: StaticRows | None = None
+    block: StaticRows | None = None
+    dense: Callable[[Any, Tensor, Tensor, Any, Tensor | None], Tensor] | None = None
 
-    def of_layer(self, windowed: bool) -> StaticRows:
+    def of_layer(self, windowed: bool, causal: bool = True) -> StaticRows:
         """The rows for a layer. windowed: whether it keeps them in window pages."""
         assert not windowed or self.windowed is not None, "it is known where window pages are"
-        return self.windowed if windowed and self.windowed is not None else self
+        own = self.windowed if windowed else None if causal else self.block
+        return self if own is None else own
 
 
 def _layout(part: Rows) -> tuple[int, LogitRows, bool, int]:

@@ -8,46 +8,37 @@ Legend: B texts, T rows, H width, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 
 from foresay.drafters.heads.lesson import Depth, Lesson, judge, soft_cross_entropy
-from foresay.drafters.heads.walk import NormLayer, TrainedLayer
+from foresay.drafters.heads.stack import Texts, TrainedStack
 from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.decoder import Decoder, Packed
 from foresay.verifier.model.fields import Fields
+from foresay.verifier.model.forward import run_layers
+from foresay.verifier.model.weights import EMBEDDING, LM_HEAD
+from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.rows import finish_logits
 
-#: The standard deviation of an embedding's initial entries.
-_EMBEDDED = 0.02
 
-
-class StudentModel(nn.Module):
-    """A decoder of any architecture, as transformers computes it. values: its config.json."""
+class StudentModel(TrainedStack):
+    """A decoder of any architecture. values: its config.json."""
 
     needs: tuple[str, ...] = ()
 
     def __init__(self, values: Mapping[str, object]) -> None:
-        super().__init__()
         self.values, self.shape = values, ModelConfig.of(Fields(values, "the draft model's shape"))
-        width, vocab = self.shape.hidden_size, self.shape.vocab_size
-        self.embed = nn.Parameter(_EMBEDDED * torch.randn(vocab, width))
-        self.layers = nn.ModuleList(
-            TrainedLayer(node, width, self.shape.max_positions) for node in self.shape.stack.layers
-        )
-        self.norm, first = NormLayer(self.shape.stack.norm, width), self.shape.stack.embedding_norm
-        self._embedding_norm = None if first is None else NormLayer(first, width)
-        self.lm_head = None if self.shape.tie_word_embeddings else nn.Parameter(_EMBEDDED * torch.randn(vocab, width))
+        super().__init__(self.shape)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """int64[B, T] -> [B, T, H]: the input of the output matrix."""
-        state, scale = functional.embedding(tokens, self.embed), self.shape.stack.embedding_scale
-        state = state if scale == 1.0 else state * scale
-        state = state if self._embedding_norm is None else self._embedding_norm(state)
-        for layer in self.layers:
-            state = layer(state)
-        hidden: Tensor = self.norm(state)
+        store: Any = Texts(self.shape, len(tokens), tokens.numel(), tokens.device)
+        with references():
+            decoder = Decoder(self.shape, Packed.of(self.shape, self.weights()), tokens.shape[1])
+            hidden: Tensor = run_layers(decoder, store.rows(tokens), store)[0].unflatten(0, tokens.shape)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -57,7 +48,7 @@ class StudentModel(nn.Module):
 
     @property
     def _output(self) -> Tensor:
-        return self.embed if self.lm_head is None else self.lm_head
+        return self.get_parameter(EMBEDDING if self.shape.tie_word_embeddings else LM_HEAD)
 
     def losses(self, lesson: Lesson) -> Iterator[Tensor]:
         """One loss, over all rows."""
@@ -75,8 +66,7 @@ class StudentModel(nn.Module):
 
     def published(self) -> dict[str, Tensor]:
         """The tensors under transformers' names."""
-        names = {"embed": "model.embed_tokens.weight", "lm_head": "lm_head.weight"}
-        return {names.get(name, f"model.{name}"): parameter.detach() for name, parameter in self.named_parameters()}
+        return {name: parameter.detach() for name, parameter in self.named_parameters()}
 
     def config(self, target: str) -> dict[str, object]:
         """The config.json for them."""

@@ -22,14 +22,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
+from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 
-from foresay.drafters.heads.lesson import Depth, Lesson, judge, soft_cross_entropy, spread, vocabulary
-from foresay.drafters.heads.walk import LlamaShape, NormLayer, TrainedLayer
+from foresay.drafters.heads.lesson import Lesson, soft_cross_entropy
+from foresay.drafters.heads.stack import HeadModel, HeadShape, Texts
+from foresay.verifier.heads.config import HeadConfig, continued
+from foresay.verifier.heads.paged import EagleHead
+from foresay.verifier.model.nodes import Attention
+from foresay.verifier.ops.eager import references
 
 #: The weight of each pass relative to the one before.
 DECAY = 0.8
@@ -37,36 +41,49 @@ DECAY = 0.8
 FIRST_ALONE, ADDED_IN = 0.6, 0.2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EagleShape(LlamaShape):
-    """The shape of a head. layers: the target's layers whose inputs it reads."""
-
-    draft_vocab_size: int
-    layers: tuple[int, ...]
+class EagleShape(HeadShape):
+    """The shape of an EAGLE-3 head."""
 
 
-class EagleModel(nn.Module):
-    """One head. embed: [V, H], the target's, not trained. token_ids: int64[V'], the target's id of each draft id."""
+class _Chains(Texts):
+    """Rows of later passes attend to those of the first pass up to theirs, and to their own chain."""
 
-    embed: Tensor
-    token_ids: Tensor
+    def attention(self, query: Tensor, keys: Tensor, values: Tensor, node: Attention, sinks: Tensor | None) -> Tensor:
+        """[B T, Q D]."""
+        (first, values), *chain = self.kept[self.number]
+        if not chain:
+            return super().attention(query, first, values, node, sinks)
+        own, keys, values = self.heads(query, node) * node.scale, self.heads(first, node), self.heads(values, node)
+        scores = own @ keys.mT
+        scores = scores.masked_fill(torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1), -torch.inf)
+        each = [(own * self.heads(key, node)).sum(dim=-1, keepdim=True) for key, _ in chain]
+        weights = torch.cat([scores, *each], dim=-1).float().softmax(dim=-1).to(values.dtype)
+        rows = scores.shape[-1]
+        total: Tensor = weights[..., :rows] @ values
+        for index, (_, value) in enumerate(chain):
+            total = total + weights[..., rows + index : rows + index + 1] * self.heads(value, node)
+        return total.transpose(1, 2).flatten(2).flatten(0, 1)
 
-    def __init__(self, shape: EagleShape, embed: Tensor, token_ids: Tensor, lm_head: Tensor, passes: int = 6) -> None:
-        super().__init__()
+
+class EagleModel(HeadModel[EagleHead]):
+    """An EAGLE-3 head. passes: how deep it is trained."""
+
+    serves = EagleHead
+
+    def __init__(
+        self,
+        shape: EagleShape,
+        embed: Tensor,
+        token_ids: Tensor,
+        lm_head: Tensor,
+        passes: int = 6,
+        mask: int | None = None,
+    ) -> None:
+        names = tuple(f"layer.{layer}" for layer in shape.layers)
+        layer = continued(shape.described("LlamaForCausalLM"), generation=3)
+        config = HeadConfig(layer=layer, draft_vocab=shape.draft_vocab_size, names=names, mask=mask)
+        super().__init__(config, embed, token_ids, lm_head)
         self.shape, self.passes = shape, passes
-        self.needs = tuple(f"layer.{layer}" for layer in shape.layers)
-        width, shown = shape.hidden_size, shape.described("LlamaForCausalLM")
-        self.fc = nn.Linear(width * len(shape.layers), width, bias=False)
-        # Its norms apply to its input, each half separately.
-        node = replace(shown.first, norms=replace(shown.first.norms, before_attention=None))
-        self.midlayer = TrainedLayer(node, width, shown.max_positions, read=2 * width)
-        self.midlayer.input_layernorm, self.midlayer.hidden_norm = (NormLayer(node.norm, width) for _ in range(2))
-        self.norm = NormLayer(node.norm, width)
-        self.lm_head = nn.Linear(width, shape.draft_vocab_size, bias=False)
-        with torch.no_grad():
-            self.lm_head.weight.copy_(lm_head[token_ids])
-        self.register_buffer("embed", embed, persistent=False)
-        self.register_buffer("token_ids", token_ids)
 
     def losses(self, lesson: Lesson, done: float = 1.0) -> Iterator[Tensor]:
         """One loss: later passes count less, rows whose likeliest token is not a draft token do not count.
@@ -83,19 +100,9 @@ class EagleModel(nn.Module):
             total = total + DECAY**number * soft_cross_entropy(states, self.lm_head.weight, chances[about], counts)
         yield total
 
-    @torch.no_grad()
-    def judged(self, lesson: Lesson, generator: torch.Generator) -> list[Depth]:
-        """The quality of each pass."""
-        found = []
-        for hidden, rows in self._passes(lesson, self.passes):
-            target_logits = lesson.target_logits(rows)
-            guessed = self.lm_head(lesson.taken(hidden, rows))
-            found.append(judge(spread(target_logits, self.token_ids, guessed), target_logits, generator))
-        return found
-
-    @property
-    def _truncated(self) -> bool:
-        return self.shape.draft_vocab_size < self.shape.vocab_size
+    def guesses(self, lesson: Lesson) -> Iterator[tuple[Tensor, slice]]:
+        """Those of each pass."""
+        return self._passes(lesson, self.passes)
 
     def passes_at(self, done: float) -> int:
         """How many passes are trained after that share of a run: one for the first three fifths, all in the last
@@ -107,43 +114,26 @@ class EagleModel(nn.Module):
 
         Rows that do not have a row for every pass of the head are cut.
         """
-        rows = lesson.tokens.shape[1] - self.passes - 1
-        embedded = functional.embedding(lesson.tokens, self.embed)
-        state = self.fc(torch.cat([lesson.features[name] for name in self.needs], dim=-1)[:, :rows]).float()
-        chain: list[tuple[Tensor, Tensor]] = []
+        texts, length = lesson.tokens.shape
+        rows, head = length - self.passes - 1, self.served(length)
+        store: Any = _Chains(self.described, texts, texts * rows, lesson.tokens.device)
+        with references():
+            hidden = head.fuse({name: lesson.features[name][:, :rows].flatten(0, 1) for name in self.needs})
         for number in range(passes):
-            state = self._pass(*self.inputs(embedded, state, number), number, chain)
-            yield self.norm(state), slice(1 + number, 1 + number + rows)
+            tokens = lesson.tokens[:, 1 + number : 1 + number + rows]
+            with references():
+                tokens, hidden = self.inputs(tokens, hidden.float(), number, head)
+                # row t of this pass is at position t + number
+                normed, hidden = head.states(store.rows(tokens, number), hidden, store)
+            yield normed.unflatten(0, (texts, rows)), slice(1 + number, 1 + number + rows)
 
-    def inputs(self, embedded: Tensor, state: Tensor, number: int) -> tuple[Tensor, Tensor]:
-        """The inputs of a pass's rows, embedding and state, both [B, R, H]. embedded: of the whole text."""
-        return embedded[:, 1 + number : 1 + number + state.shape[1]], state
-
-    def _pass(self, embedded: Tensor, state: Tensor, number: int, chain: list[tuple[Tensor, Tensor]]) -> Tensor:
-        """The next state; the pass's keys and values are appended to ``chain``."""
-        layer = self.midlayer
-        mixed = torch.cat((layer.normed("input_layernorm", embedded), layer.normed("hidden_norm", state)), dim=-1)
-        query, key, value = layer.heads(mixed, number)  # row t of this pass is at position t + number
-        chain.append((key, value))
-        return layer.finish(state, mixed, self._attend(query, chain))
-
-    def _attend(self, query: Tensor, chain: list[tuple[Tensor, Tensor]]) -> Tensor:
-        query = query * self.midlayer.node.attention.scale
-        first_keys, first_values = chain[0]
-        scores = query @ first_keys.mT
-        scores = scores.masked_fill(torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1), -torch.inf)
-        own = [(query * keys).sum(dim=-1, keepdim=True) for keys, _ in chain[1:]]
-        weights = torch.cat([scores, *own], dim=-1).float().softmax(dim=-1).to(first_values.dtype)
-        rows = scores.shape[-1]
-        total: Tensor = weights[..., :rows] @ first_values
-        for index, (_, values) in enumerate(chain[1:]):
-            total = total + weights[..., rows + index : rows + index + 1] * values
-        return total.transpose(1, 2).flatten(2)
+    def inputs(self, tokens: Tensor, hidden: Tensor, number: int, head: EagleHead) -> tuple[Tensor, Tensor]:
+        """What a pass's rows read: tokens, int64[B, R], and features or states, [B R, H]. tokens: of the text."""
+        return tokens, hidden
 
     def published(self) -> dict[str, Tensor]:
         """The tensors under the authors' names."""
-        tensors = {name: parameter.detach() for name, parameter in self.named_parameters()}
-        return tensors | (vocabulary(self.token_ids, self.shape.vocab_size) if self._truncated else {})
+        return {name.replace("layers.0.", "midlayer."): each for name, each in super().published().items()}
 
     def config(self, target: str) -> dict[str, object]:
         """The config.json for them, in SpecForge's format. Layers are named by their inputs."""
@@ -166,16 +156,15 @@ class PEagleModel(EagleModel):
     """A P-EAGLE head. mask: the token of masked rows, the last one of the vocabulary."""
 
     def __init__(self, shape: EagleShape, embed: Tensor, token_ids: Tensor, lm_head: Tensor, passes: int = 7) -> None:
-        super().__init__(shape, embed, token_ids, lm_head, passes)
         self.mask = shape.vocab_size - 1
-        self.mask_hidden = nn.Parameter(torch.randn(1, 1, self.fc.in_features))
+        super().__init__(shape, embed, token_ids, lm_head, passes, self.mask)
 
-    def inputs(self, embedded: Tensor, state: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    def inputs(self, tokens: Tensor, hidden: Tensor, number: int, head: EagleHead) -> tuple[Tensor, Tensor]:
         """EAGLE's in the first pass, masks in the others."""
         if number == 0:
-            return super().inputs(embedded, state, number)
-        masks = self.embed[self.mask], self.fc(self.mask_hidden).float()
-        return masks[0].expand_as(state), masks[1].expand_as(state)
+            return tokens, hidden
+        assert head.mask is not None
+        return torch.full_like(tokens, self.mask), head.mask.float().expand_as(hidden)
 
     def passes_at(self, done: float) -> int:
         """Always all of them: they run as one."""

@@ -25,7 +25,7 @@ from foresay.drafters.training.settings import Settings
 from foresay.spec.errors import ConfigurationError, ForesayError
 
 #: Incremented whenever the folder's contents, or how a run uses them, change.
-FORMAT = 5
+FORMAT = 6
 
 
 class Work:

@@ -173,7 +173,7 @@ class Found(NamedTuple):
             chances = [chance for chance in claims.chances(claimed(chain)) if chance >= LEAST]
             if chances:
                 likely.append(chain.beginning(1 + len(chances), (1.0, *chances)))
-        tree = likely[0] if len(likely) == 1 else merge(likely, MAX_NODES).tree if likely else None
+        tree = likely[0] if len(likely) == 1 else merge(likely, MAX_NODES) if likely else None
         return cls(proposed, tree, tuple(chain.drafter for chain in likely))
 
     @property
@@ -192,7 +192,7 @@ class Found(NamedTuple):
         if self.tree.is_chain:
             chances, sources = self.tree.chances[: nodes + 1], self.tree.sources[: nodes + 1]
             return self.tree.beginning(nodes + 1, chances, sources)
-        return merge([self.tree], nodes + 1).tree
+        return merge([self.tree], nodes + 1)
 
     def learn(self, emitted: Sequence[int]) -> None:
         """Learn from the emitted tokens which nodes were correct."""

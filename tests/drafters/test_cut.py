@@ -83,7 +83,7 @@ def test_found_nodes_and_those_of_a_tree_are_joined_as_the_host_merges_them() ->
         rows = torch.arange(12).expand(3, -1)
         made, rows_of = joined(found, Cut(tree, rows, rows[:, 1:]), 11)
         for index, (theirs, ours) in enumerate(pairs):
-            size, both = int(made.counts[index]), merge([theirs, ours]).tree
+            size, both = int(made.counts[index]), merge([theirs, ours])
             assert made.tokens[index, :size].tolist() == both.tokens
             assert made.parents[index, :size].tolist() == both.parents
             assert made.ancestors[index, :size].tolist() == signed(both.ancestors).tolist()

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 import foresay.drafters.levels
-from foresay.drafters.levels import _Kind, levels_ahead
+from foresay.drafters.levels import levels_ahead
 from foresay.kvpaging import PagePool
 from foresay.spec.budget.members import OPEN
 from foresay.spec.price import Price
@@ -56,11 +56,11 @@ def test_those_that_were_used_last_are_kept(pair, recordings, monkeypatch) -> No
     models = pair("llama2")
     drafter = models.draft_model(PagePool(9, 16))
     for count in (1, 2, 1, 4, 1):
-        drafter._made(TreeShape.chain(1), models.vocab_size, _Kind(count, 4, apart=False, priced=False))
+        drafter._made(TreeShape.chain(1), models.vocab_size, (count, 4, False, False, False))
     assert len(recordings) == 3
     for _ in drafter.capture_ahead(TreeShape.chain(1), models.vocab_size, [(8, 4), (8, 4)], drafter.capture):
-        drafter._made(TreeShape.chain(1), models.vocab_size, _Kind(2, 4, apart=False, priced=False))
-    assert [kind.count for kind, _ in drafter._levels] == [8, 1, 2], "and those that were made ahead"
+        drafter._made(TreeShape.chain(1), models.vocab_size, (2, 4, False, False, False))
+    assert [kind[0] for kind, _ in drafter._levels] == [8, 1, 2], "and those that were made ahead"
 
 
 def test_chains_are_drafted_without_a_stop_and_shorter_ones_from_the_recording_of_longer_ones(

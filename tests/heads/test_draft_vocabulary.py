@@ -181,7 +181,7 @@ def narrowed(drafter: TreeDrafter, monkeypatch: pytest.MonkeyPatch) -> set[bool]
     found, made = set[bool](), drafter._made
 
     def noted(*given: Any) -> Any:
-        found.add(given[2].narrow)
+        found.add(given[2][-1])
         return made(*given)
 
     monkeypatch.setattr(drafter, "_made", noted)

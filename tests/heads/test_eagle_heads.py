@@ -22,17 +22,12 @@ from foresay.verifier.graphs.state import BatchSlot, StepState
 from foresay.verifier.heads.config import HeadConfig
 from foresay.verifier.heads.layouts import kind_of
 from foresay.verifier.heads.paged import EagleHead
-from foresay.verifier.heads.reader import read_weights
 from foresay.verifier.model.config import kv_shapes
 from foresay.verifier.model.errors import ModelError
 from tests.heads.published import EAGLE, draft_ids, make_eagle
 from tests.heads.writing import change_config
+from tests.same_tokens.heads import load_eagle as load
 from tests.verifier.reading import Reader, random_tokens
-
-
-def load(directory, target) -> EagleHead:
-    config = HeadConfig.read(directory, target.config)
-    return EagleHead(config, read_weights(directory, config, target), 600)
 
 
 def features_of(target, tokens: list[int], needs: FeatureRequest) -> Features:
@@ -118,7 +113,7 @@ def test_layers_are_counted_as_the_checkpoint_does(target, tmp_path, ids, layers
         ({"speculators_model_type": "mtp"}, r"a head of type mtp is not supported; supported: eagle, eagle3"),
         ({"parallel_drafting": True}, r"a head that drafts in parallel \(parallel_drafting\) is not supported"),
         ({"vocab_size": 320}, r"config\.json: made for a vocabulary of 320, but the target's is 300"),
-        ({"draft_vocab_size": 77}, r"lm_head\.weight has shape \[150, 64\], expected \[77, 64\]"),
+        ({"draft_vocab_size": 77}, r"d2t has shape \[150\], expected \[77\]"),
         ({"eagle_aux_hidden_state_layer_ids": [2, 9, 11]}, r"is \[2, 9, 11\], but the target has 6 layers"),
         ({"eagle_aux_hidden_state_layer_ids": "2"}, r"must be a list of layer numbers, got '2'"),
         (
@@ -166,7 +161,7 @@ def with_another_mask(stored) -> None:
 @pytest.mark.parametrize(
     ("layout", "change", "message"),
     [
-        ("speculators_eagle1_norms", without_a_norm, r"pre_lm_head_layernorm\.weight is missing"),
+        ("speculators_eagle1_norms", without_a_norm, r"model\.norm\.weight is missing"),
         ("speculators_eagle1", without_the_bias, r"fc\.bias is missing"),
         ("safeailab", mapped_to(lambda d2t: d2t + 300), r"d2t names tokens that the target does not have"),
         ("safeailab", mapped_to(lambda d2t: -(torch.arange(150) == 7).long()), r"names a token .* twice"),

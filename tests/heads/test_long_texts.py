@@ -10,8 +10,8 @@ from foresay.drafters.eagle import EagleDrafter
 from foresay.kvpaging import PagePool
 from foresay.spec.tree import TreeShape
 from tests.heads.published import make_eagle
-from tests.heads.test_eagle_heads import load
 from tests.heads.writing import change_config
+from tests.same_tokens.heads import load_eagle as load
 from tests.same_tokens.models import engine_of
 from tests.same_tokens.runs import assert_same, jobs_of, plain
 from tests.same_tokens.witness import run

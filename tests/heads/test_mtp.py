@@ -80,7 +80,7 @@ def test_experts_know_which_rows_are_padding(tmp_path, monkeypatch, wanted) -> N
         given.append(own[4])
         return experts(*own)
 
-    monkeypatch.setattr("foresay.verifier.heads.layer.experts", routed)
+    monkeypatch.setattr("foresay.verifier.model.forward.experts", routed)
     store = KVStore(reader.pool, kv_shapes(head.layer), torch.float32)
     head.run([Rows(table, torch.tensor(tokens), 0, logits=wanted)], target.embedding[tokens], store)
     assert given[0].tolist() == table.slots(0, 40).tolist()[0 if wanted == "all" else -1 :]

@@ -144,6 +144,7 @@ def test_states_are_those_of_transformers_and_are_fed_back(published, name) -> N
     if not raw:  # transformers' last one is normed
         assert (hidden - states.hidden_states[-1][0]).abs().max() < 1e-4
     else:
+        assert target.final_norm is not None
         assert (target.final_norm.weight * hidden * (hidden.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
                 - states.hidden_states[-1][0]).abs().max() < 1e-4  # fmt: skip
     seen = hidden[:-1]

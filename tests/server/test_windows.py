@@ -17,6 +17,7 @@ from foresay.server.settings.config import EngineConfig, KVDtype
 from foresay.spec.engine import EngineCore
 from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
+from foresay.verifier.heads.config import with_layers
 from foresay.verifier.model.config import ModelConfig
 from tests.server.test_gpu_memory import LLAMA_1B, LLAMA_8B, PER_TOKEN, RTX_4090, llama
 from tests.verifier.families import make
@@ -25,17 +26,18 @@ CPU = Device("cpu", 32 << 30, None, "a machine", None)
 LENGTH = 16384
 
 
-def gemma_like(every: int = 6, window: int = 1024) -> ModelConfig:
+def gemma_like(every: int = 6, window: int | None = 1024) -> ModelConfig:
     """An 8B model of which every sixth layer sees all."""
     model = replace(llama(LLAMA_8B, num_hidden_layers=30), max_positions=1 << 20)
-    return model.with_windows([window if layer % every != every - 1 else None for layer in range(30)])
+    seen = [replace(model.attention, window=window if n % every != every - 1 else None) for n in range(30)]
+    return with_layers(model, [replace(model.first, mixer=one) for one in seen])
 
 
 @pytest.mark.parametrize("device", [CPU, RTX_4090], ids=str)
 def test_five_times_the_text_fits_where_five_of_six_layers_see_a_window(device) -> None:
     """And it would be six times, but for the windows of two texts, which take what they take."""
     model, config = gemma_like(), EngineConfig(max_seqs=1, quantize="int8", kv_tokens=LENGTH)
-    plain = plan(config, LENGTH, "bfloat16", model.with_windows([None] * 30), [], device)
+    plain = plan(config, LENGTH, "bfloat16", gemma_like(window=None), [], device)
     config = EngineConfig(max_seqs=1, quantize="int8", kv_tokens=5 * LENGTH)
     found = plan(config, 5 * LENGTH, "bfloat16", model, [], device)
     assert found.kv_bytes < plain.kv_bytes
@@ -45,7 +47,7 @@ def test_five_times_the_text_fits_where_five_of_six_layers_see_a_window(device) 
 def test_on_a_gpu_all_that_is_left_is_texts() -> None:
     config = EngineConfig(max_seqs=1)
     model = gemma_like()
-    plain = plan(config, 8192, "bfloat16", model.with_windows([None] * 30), [], RTX_4090)
+    plain = plan(config, 8192, "bfloat16", gemma_like(window=None), [], RTX_4090)
     found = plan(config, 8192, "bfloat16", model, [], RTX_4090)
     windows = (found.window_pages * 16) * PER_TOKEN * 25 // 32
     assert found.kv_bytes == found.pages * 16 * found.token_bytes + windows
@@ -56,7 +58,7 @@ def test_on_a_gpu_all_that_is_left_is_texts() -> None:
 @pytest.mark.parametrize("window", [1 << 18, None])
 def test_without_a_use_there_are_no_window_pages(window) -> None:
     """A window that is longer than the texts hides nothing."""
-    model = gemma_like().with_windows([window] * 30)
+    model = gemma_like(31, window)
     found = plan(EngineConfig(max_seqs=1, kv_tokens=8192), 8192, "bfloat16", model, [], CPU)
     assert (found.window_pages, found.token_bytes) == (0, PER_TOKEN * 30 // 32)
     assert found.kv_bytes == found.pages * 16 * found.token_bytes
@@ -64,7 +66,7 @@ def test_without_a_use_there_are_no_window_pages(window) -> None:
 
 @pytest.mark.parametrize("device", [CPU, RTX_4090], ids=str)
 def test_where_all_layers_see_a_window_longer_texts_take_no_more(device) -> None:
-    model = gemma_like().with_windows([1024] * 30)
+    model = gemma_like(31)
     shorter, longer = (
         plan(EngineConfig(max_seqs=1, quantize="int8", kv_tokens=length), length, "bfloat16", model, [], device)
         for length in (LENGTH, 1 << 20)

@@ -83,7 +83,7 @@ def planned(kind: str, root: int) -> Plan:
     return Plan.of([Share("suffix", found.shape, found), Share("draft_model", PRICED)])
 
 
-@pytest.mark.parametrize(("kind", "most"), [("plain", 10), ("chain", 12), ("tree", 18)])
+@pytest.mark.parametrize(("kind", "most"), [("plain", 10), ("chain", 12), ("tree", 17)])
 def test_a_token_passes_few_records(kind, most, engine, made, monkeypatch) -> None:
     """Ten of a plain one; the names of the largest case are there to be read."""
     params = SamplingParams(seed=1, max_tokens=20, ignore_eos=True)

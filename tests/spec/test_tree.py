@@ -121,24 +121,24 @@ def test_a_node_that_two_proposed_belongs_to_the_first() -> None:
     model = DraftTree.chain([7, 3, 8, 9], "draft_model", (1.0, 0.8, 0.4, 0.1))
     ngram = DraftTree.chain([7, 2], "ngram", (1.0, 0.2))
     merged = merge([suffix, model, ngram])
-    assert merged.tree.tokens == [7, 3, 5, 8, 9, 2]
-    assert merged.tree.parents == [-1, 0, 1, 1, 3, 0]
-    assert merged.tree.sources == ("", "suffix", "suffix", "draft_model", "draft_model", "ngram")
-    assert merged.tree.chances == (1.0, 0.8, 0.5, 0.4, 0.1, 0.2)
-    assert merged.tree.drafter == "suffix+ngram+draft_model", "in one order, whoever comes first"
+    assert merged.tokens == [7, 3, 5, 8, 9, 2]
+    assert merged.parents == [-1, 0, 1, 1, 3, 0]
+    assert merged.sources == ("", "suffix", "suffix", "draft_model", "draft_model", "ngram")
+    assert merged.chances == (1.0, 0.8, 0.5, 0.4, 0.1, 0.2)
+    assert merged.drafter == "suffix+ngram+draft_model", "in one order, whoever comes first"
 
 
 def test_of_each_tree_only_so_many_nodes_take_part_and_all_of_it_is_remembered() -> None:
     suffix = DraftTree.chain([7, 3, 5], "suffix", (1.0, 0.5, 0.1))
     model = DraftTree.build([7, 4, 8, 9], [-1, 0, 1, 1], "model", (1.0, 0.6, 0.2, 0.3))
     both = merge([suffix, model], kept=[2, 3])
-    assert paths(both.tree) == [(), (3,), (4,), (4, 9)]
-    assert both.tree.parts == (suffix, model)
+    assert paths(both) == [(), (3,), (4,), (4, 9)]
+    assert both.parts == (suffix, model)
     alone = merge([model], kept=[3])
-    assert (alone.tree.is_chain, alone.tree.tokens, alone.tree.drafter) == (True, [7, 4, 9], "model")
-    assert alone.tree.parts == (model,)
+    assert (alone.is_chain, alone.tokens, alone.drafter) == (True, [7, 4, 9], "model")
+    assert alone.parts == (model,)
     begun = merge([DraftTree.chain([7, 3, 5], "x")], most=2)
-    assert (begun.tree.tokens, begun.tree.chances) == ([7, 3], ())
+    assert (begun.tokens, begun.chances) == ([7, 3], ())
 
 
 def test_random_trees() -> None:
@@ -147,7 +147,7 @@ def test_random_trees() -> None:
     for _ in range(200):
         trees, most = [random_tree_of_merge(rng, name) for name in "abc"[: rng.randint(1, 3)]], rng.choice((64, 40, 9))
         merged = merge(trees, most)
-        kept = paths(merged.tree)
+        kept = paths(merged)
         assert len(kept) == len(set(kept)) <= most
         union = {path for tree in trees for path in paths(tree)}
         assert set(kept) <= union

@@ -93,10 +93,10 @@ def test_it_computes_what_transformers_computes(kv_heads, layers) -> None:
         key: value for key, value in ours.config("t").items() if key not in ("architectures", "target_model")
     }
     theirs = AutoModelForCausalLM.from_config(LlamaConfig(**read)).eval()
-    theirs.load_state_dict({**ours.published(), "lm_head.weight": ours.embed.detach()})
+    theirs.load_state_dict({**ours.published(), "lm_head.weight": ours._output.detach()})
     tokens = torch.randint(120, (2, 30), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
-        wanted, given = theirs(tokens).logits, ours(tokens) @ ours.embed.T
+        wanted, given = theirs(tokens).logits, ours(tokens) @ ours._output.T
     assert torch.allclose(given, wanted, rtol=1e-4, atol=1e-4)
     lesson = Lesson(tokens, {"final": wanted}, torch.eye(120))
     (loss,) = ours.losses(lesson)

@@ -78,9 +78,9 @@ def test_a_head_is_stored_as_its_target_is(target, settings, tmp_path) -> None:
     decoder = load_decoder(target, torch.bfloat16)
     config = HeadConfig.read(tmp_path / "head", decoder.config)
     weights = read_weights(tmp_path / "head", config, decoder)
-    assert isinstance(weights.fc, torch.Tensor)
-    assert torch.equal(weights.fc, stored["fc.weight"])
-    assert torch.equal(weights.norms["norm"].weight, stored["norm.weight"])
+    fused = weights.outside.matrices["fc"]
+    assert isinstance(fused, torch.Tensor) and torch.equal(fused, stored["fc.weight"])
+    assert torch.equal(weights.outside.vectors["model.norm.weight"], stored["norm.weight"])
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "dflash", "peagle"])

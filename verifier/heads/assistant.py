@@ -34,18 +34,21 @@ import torch
 from torch import Tensor
 
 from foresay.kvpaging import KVStore, PageTable
-from foresay.spec.protocols import FeatureRequest, Features, Rows
+from foresay.spec.protocols import Features, Rows
 from foresay.verifier.forward_batch import ForwardBatch, StaticRows
-from foresay.verifier.heads.layouts import HeadTensors, short
-from foresay.verifier.heads.reader import HeadReader, known_ids
-from foresay.verifier.model.config import ModelConfig
-from foresay.verifier.model.decoder import Decoder, Packed, norm_of
+from foresay.verifier.heads.layouts import HeadTensors
+from foresay.verifier.heads.reader import fill, known_ids, pack, taken
+from foresay.verifier.model.config import FINAL_NORM, ModelConfig
+from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.errors import WeightsError
 from foresay.verifier.model.families import INSIDE
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.forward import forward
+from foresay.verifier.model.forward import logits_of, run_layers
 from foresay.verifier.model.linear import Linear
-from foresay.verifier.model.nodes import Attention, Layer
+from foresay.verifier.model.nodes import Attention, Layer, Outside
+from foresay.verifier.model.products import Product
+from foresay.verifier.model.quantization import HEAD
+from foresay.verifier.model.weights import EMBEDDING
 from foresay.verifier.ops.rows import take_rows
 from foresay.verifier.ops.trees import known_tokens
 
@@ -53,6 +56,9 @@ from foresay.verifier.ops.trees import known_tokens
 _KINDS = ("gemma4_text", "gemma4_unified_text")
 #: Parts of a Gemma 4 that no assistant has, by the keys that would say so.
 _NEVER = ("hidden_size_per_layer_input", "enable_moe_block", "use_double_wide_mlp")
+#: Modules outside layers; the list of all tokens, cluster by cluster; and where the output matrix may be.
+_INTO, _BACK, _CENTROIDS = "pre_projection", "post_projection", "masked_embedding.centroids"
+_ORDERING, _OUTPUTS = "masked_embedding.token_ordering", (EMBEDDING.removesuffix(".weight"), HEAD)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +94,17 @@ class AssistantConfig:
         layers = tuple(_reading(fields, layer, target) for layer in model.stack.layers)
         stack = replace(model.stack, layers=layers, logit_cap=None)
         return cls(model=replace(model, stack=stack), clusters=_clusters(fields, target))
+
+    def described(self, output: str, target: ModelConfig) -> ModelConfig:
+        """All that its files have. output: the name of its output matrix there: that of an embedding that nothing else
+        reads, or its own."""
+        model, hidden, width = self.model, self.model.hidden_size, target.hidden_size
+        sizes = {_INTO: (hidden, 2 * width), _BACK: (width, hidden), output: (target.vocab_size, hidden)}
+        if self.clusters is not None:
+            sizes[_CENTROIDS] = self.clusters[0], hidden
+        products = tuple(Product(name, {name: outer}, inner) for name, (outer, inner) in sizes.items())
+        outside = Outside(products, tuple(model.stack.norm.vectors(FINAL_NORM, hidden)))
+        return replace(model, stack=replace(model.stack, outside=outside, whole=False))
 
 
 def _reading(fields: Fields, layer: Layer, target: ModelConfig) -> Layer:
@@ -153,14 +170,30 @@ class AssistantHead:
     ) -> None:
         self.config, self.decoder, self._into, self._back, self._clusters = config, decoder, into, back, clusters
         self.dtype, self.device = decoder.dtype, decoder.device
-        self._no_rows = torch.empty(0, dtype=torch.int64, device=self.device)
 
     @classmethod
     def load(cls, directory: Path, target: Decoder) -> AssistantHead:
         """The assistant in ``directory``, in the target's dtype. Raises ConfigError or WeightsError, which name the
         file."""
-        config = AssistantConfig.read(directory, target.config)
-        return _AssistantLoader(directory, config, target).assistant()
+        config, files = AssistantConfig.read(directory, target.config), HeadTensors.read(directory).renamed()
+        output, *same = [name for name in _OUTPUTS if f"{name}.weight" in files.tensors] or _OUTPUTS[:1]
+        for name in same:
+            del files.tensors[f"{name}.weight"]
+        tokens = taken(files, _ORDERING, target.config.vocab_size)
+        model = config.described(output, target.config)
+        weights = fill(files, model, target)
+        matrices = weights.outside.matrices
+        into, back = (Linear(matrices[name], None, target.dtype) for name in (_INTO, _BACK))
+        rows, clusters, where = matrices[output], None, f"{files.where}: {_ORDERING}"
+        assert isinstance(rows, Tensor), "only floats"
+        if config.clusters is not None:
+            if tokens is None:
+                raise WeightsError(f"{where} is missing")
+            ids = known_ids(tokens.long(), len(rows), where).view(config.clusters[0], -1).to(target.device)
+            clusters = Clusters(Linear(matrices[_CENTROIDS], None, target.dtype), ids, config.clusters[1], rows)
+        head = Linear(rows if clusters is None else rows[:1], None, target.dtype)
+        packed = pack(model, weights, target.embedding, head)
+        return cls(config, Decoder(model, packed, target.max_positions), into, back, clusters)
 
     @torch.inference_mode()
     def paged(self, rows: StaticRows, hidden: Tensor, store: KVStore) -> tuple[Tensor, Tensor]:
@@ -172,10 +205,9 @@ class AssistantHead:
         tokens = known_tokens(rows.tokens, len(self.decoder.embedding))
         embedded = take_rows(self.decoder.embedding, tokens, rows.count)
         x = self._into(torch.cat((embedded, hidden), dim=-1), rows.count)
-        rows = rows if self._clusters is None else replace(rows, logits_indices=self._no_rows)
-        logits, features = forward(self.decoder, rows, store, FeatureRequest(final=True), embedded=x)
-        normed = features["final"]
-        logits = logits if self._clusters is None else self._clusters.logits(normed)
+        normed = run_layers(self.decoder, rows, store, x)[0]
+        clusters = self._clusters
+        logits = logits_of(self.decoder, normed, rows.count) if clusters is None else clusters.logits(normed)
         return logits, self._back(normed, rows.count)
 
     def hits(self, features: Features, tokens: Tensor, wanted: Tensor, table: PageTable, store: KVStore) -> Tensor:
@@ -190,51 +222,3 @@ class AssistantHead:
         at_roots = torch.arange(1, count + 1, device=self.device)
         logits, _ = self.paged(replace(rows, positions=at_roots), features["final"][:count], store)
         return logits.argmax(dim=-1).cpu() == wanted[1:]
-
-
-class _AssistantLoader:
-    """Reads one directory."""
-
-    def __init__(self, directory: Path, config: AssistantConfig, target: Decoder) -> None:
-        read = HeadTensors.read(directory)
-        named = {short(name): tensor for name, tensor in read.tensors.items()}
-        self.reader = HeadReader(HeadTensors(named, read.where), config.model, target.config.vocab_size, target)
-        self.config, self.target = config, target
-
-    def assistant(self) -> AssistantHead:
-        reader, model, target = self.reader, self.config.model, self.target
-        hidden, width, dtype = reader.hidden, reader.width, target.dtype
-        layers = [reader.packed(f"layers.{number}", node) for number, node in enumerate(model.stack.layers)]
-        vectors = {"norm.weight": reader.take("norm.weight", hidden).float()}
-        last = norm_of(model.stack.norm, "norm", vectors, vectors["norm.weight"])
-        into = Linear(reader.matrix("pre_projection.weight", hidden, 2 * width), None, dtype)
-        back = Linear(reader.matrix("post_projection.weight", width, hidden), None, dtype)
-        output = self._output()
-        clusters = self._clusters(output)
-        head = Linear(output if clusters is None else output[:1], None, dtype)
-        reader.check_known()
-        packed = Packed(target.embedding, layers, last, head)
-        return AssistantHead(self.config, Decoder(model, packed, target.max_positions), into, back, clusters)
-
-    def _output(self) -> Tensor:
-        """[V, A]: tied to an embedding that nothing else reads."""
-        shape, found = (self.reader.vocab, self.reader.hidden), None
-        for name in ("embed_tokens.weight", "lm_head.weight"):
-            found = self.reader.stored(name, *shape) if found is None else found
-            self.reader.known.add(name)
-        if found is None:
-            raise WeightsError(f"{self.reader.files.where}: model.embed_tokens.weight is missing")
-        return found.to(self.target.device)
-
-    def _clusters(self, output: Tensor) -> Clusters | None:
-        if self.config.clusters is None:
-            return None
-        count, chosen = self.config.clusters
-        reader, where = self.reader, self.reader.files.where
-        matrix = reader.take("masked_embedding.centroids.weight", count, reader.hidden)
-        tokens = reader.stored("masked_embedding.token_ordering", reader.vocab)
-        if tokens is None:
-            raise WeightsError(f"{where}: masked_embedding.token_ordering is missing")
-        ids = known_ids(tokens.long(), reader.vocab, f"{where}: masked_embedding.token_ordering")
-        placed = ids.view(count, -1).to(self.target.device)
-        return Clusters(Linear(matrix, None, self.target.dtype), placed, chosen, output)

@@ -3,41 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from foresay.spec.protocols import FeatureRequest
 from foresay.spec.shape import MAX_NODES
 from foresay.verifier.heads.layouts import Published
-from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.heads.markov import KINDS, MarkovConfig
+from foresay.verifier.model.config import FINAL_NORM, ModelConfig
 from foresay.verifier.model.families.family import layer_types
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.nodes import Stack
-from foresay.verifier.model.predicting import EMBEDDING, FUSED, HIDDEN, LAST, MtpLayout, mtp_layer
+from foresay.verifier.model.nodes import Layer, Stack
+from foresay.verifier.model.predicting import EMBEDDING, HIDDEN, MtpLayout, mtp_layer
+from foresay.verifier.model.products import Vector
 
 #: A target with fewer layers has no three distinct default layers.
 _LEAST_LAYERS = 6
-#: The kinds of DSpark's Markov head.
-KINDS = ("vanilla", "gated", "rnn")
 #: EAGLE's flags in config.json. EAGLE-3: the residual is the hidden state after ``hidden_norm``; all features are
 #: normalised before ``fc``, together or each separately; the state after ``norm`` is fed back. EAGLE-1, what its file
-#: must
-#: have: a bias of ``fc``, three more norms.
+#: must have: a bias of ``fc``, three more norms.
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "fusion_bias", "layernorms")
 #: A head from the target's checkpoint: EAGLE-1's arithmetic, but hidden states are normalised too; and one that reads
 #: those before the last norm.
 MTP, RAW = "mtp", "raw"
 Scales = tuple[float, float, float | None]
-_MORE_NORMS = (EMBEDDING, FUSED, LAST)
-
-
-@dataclass(frozen=True, slots=True)
-class MarkovConfig:
-    """kind: of :data:`KINDS`. rank: r."""
-
-    kind: str
-    rank: int
+#: P-EAGLE's replacement for features.
+MASK = "mask_hidden"
+#: The norms of both halves of the first layer's input in EAGLE-3: of the token's embedding, and of the state.
+FIRST_NORMS = "model.layers.0.input_layernorm", "model.layers.0.hidden_norm"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +41,8 @@ class HeadConfig:
     layer: the shape of its layers. draft_vocab: rows of its output matrix. names: the features it reads, in the order
     of their concatenation. generation: of EAGLE, 1 (and 2: one feature, the target's output matrix) or 3; 0 for DFlash.
     flags: those of :data:`FLAGS` that are set. mask, guesses: of P-EAGLE and DFlash, the mask token, and how many
-    tokens are guessed at once. anchored: whether the row of DFlash's anchor guesses too. causal: the layers with causal
-    attention. markov: what DSpark adds; None for DFlash. scales: of its own embedding, and of logits, which may have a
-    cap.
+    tokens are guessed at once. anchored: whether the row of DFlash's anchor guesses too. markov: what DSpark adds; None
+    for DFlash. scales: of its own embedding, and of logits, which may have a cap.
     """
 
     layer: ModelConfig
@@ -60,7 +53,6 @@ class HeadConfig:
     mask: int | None = None
     guesses: int = 0
     anchored: bool = False
-    causal: tuple[bool, ...] = ()
     markov: MarkovConfig | None = None
     scales: Scales = (1.0, 1.0, None)
 
@@ -79,12 +71,6 @@ class HeadConfig:
         """The features that the target's passes must return."""
         return FeatureRequest("final" in self.names, self.layers)
 
-    @property
-    def first(self) -> int:
-        """The first position that has keys, and the first layer that normalises its attention's input: EAGLE's rows use
-        the feature of the position before, normalised separately from their tokens."""
-        return int(self.generation > 0)
-
     @classmethod
     def of_mtp(cls, target: ModelConfig, layout: MtpLayout) -> HeadConfig:
         """The configuration of a checkpoint's extra (MTP) layer: one with attention, over the normalised token
@@ -92,29 +78,37 @@ class HeadConfig:
         own = mtp_layer(target)
         assert own is not None, "a layout was found"
         return cls(
-            layer=replace(target, stack=replace(target.stack, layers=(own,))),
+            layer=with_layers(target, [replace(own, mixer=replace(own.attention, first=1))]),
             draft_vocab=target.vocab_size,
             names=(f"layer.{target.num_layers}" if layout.raw else "final",),
             generation=1,
             flags=frozenset({MTP, RAW} if layout.raw else {MTP}),
         )
 
-    def norms(self, width: int, stored: Sequence[str]) -> dict[str, int]:
+    def norms(self, width: int, stored: Container[str]) -> dict[str, int]:
         """The norms outside the layers, with their sizes; including the two in EAGLE-3's first layer. width: of a
-        feature.
-        stored: the existing tensors."""
+        feature. stored: the names of tensors."""
         hidden, count = self.layer.hidden_size, len(self.names)
         if self.generation == 0:
-            return dict.fromkeys(("hidden_norm", "norm"), hidden)
+            return dict.fromkeys((HIDDEN, FINAL_NORM), hidden)
         if self.generation == 1:
             if MTP in self.flags:
-                return dict.fromkeys((*_MORE_NORMS, HIDDEN), hidden)
-            more = "layernorms" in self.flags or any(f"{name}.weight" in stored for name in _MORE_NORMS[::2])
-            return dict.fromkeys(_MORE_NORMS if more else (), hidden)
-        sizes = dict.fromkeys(("layers.0.input_layernorm", "layers.0.hidden_norm", "norm"), hidden)
+                last = (FINAL_NORM,) if f"{FINAL_NORM}.weight" in stored else ()  # else the target's is used
+                return dict.fromkeys((EMBEDDING, HIDDEN, *last), hidden)
+            more = self.layer.first.norms.before_attention is not None
+            return dict.fromkeys((EMBEDDING, FINAL_NORM) if more else (), hidden)
+        sizes = dict.fromkeys((*FIRST_NORMS, FINAL_NORM), hidden)
         each = (f"fc_norm.{index}" for index in range(count if "fc_norm" in self.flags else 0))
         whole = {"input_norm": width * count} if "norm_before_fc" in self.flags else {}
         return {**sizes, **dict.fromkeys(each, width), **whole}
+
+    def vectors(self, width: int, stored: Container[str] = ()) -> Iterator[Vector]:
+        """Its vectors outside the layers, see :meth:`norms`: ``pair`` reads norms in the dtype of activations."""
+        kind = self.layer.stack.norm
+        for name, size in self.norms(width, stored).items():
+            yield from (kind if name == FINAL_NORM else replace(kind, wide=False)).vectors(name, size)
+        if self.generation == 3 and self.mask is not None:
+            yield Vector(MASK, 1, more=(1, width * len(self.names)))
 
     def reading(self, layers: Sequence[int]) -> HeadConfig:
         """The same for a head that reads the inputs of these layers."""
@@ -158,7 +152,7 @@ def _eagle(read: Published, layer: ModelConfig, target: ModelConfig) -> HeadConf
             raise fields.error(f"{layout.mixes} is missing, and a target of {depth} layers has no default layers")
         names = read.features([2, depth // 2, depth - 3], depth)
     return HeadConfig(
-        layer=layer,
+        layer=continued(layer, layout.generation),
         draft_vocab=vocab if layout.generation == 1 else fields.integer("draft_vocab_size", vocab),
         names=names,
         generation=layout.generation,
@@ -166,6 +160,20 @@ def _eagle(read: Published, layer: ModelConfig, target: ModelConfig) -> HeadConf
         mask=fields.integer("mask_token_id", minimum=0, most=target.vocab_size - 1) if layout.parallel else None,
         guesses=_proposed(fields) if layout.parallel else 0,
     )
+
+
+def with_layers(model: ModelConfig, layers: Sequence[Layer]) -> ModelConfig:
+    """The same model with these layers."""
+    return replace(model, stack=replace(model.stack, layers=tuple(layers)))
+
+
+def continued(model: ModelConfig, generation: int) -> ModelConfig:
+    """Layers whose rows continue from the feature of the position before. The first one's input is normed before, in
+    EAGLE-3 each half separately."""
+    layers = [replace(layer, mixer=replace(layer.attention, first=1)) for layer in model.stack.layers]
+    read = replace(layers[0].attention, width=2 * model.hidden_size if generation == 3 else None)
+    layers[0] = replace(layers[0], mixer=read, norms=replace(layers[0].norms, before_attention=None))
+    return with_layers(model, layers)
 
 
 def _proposed(fields: Fields) -> int:
@@ -180,7 +188,7 @@ def _dflash(read: Published, layer: ModelConfig, target: ModelConfig) -> HeadCon
     fields, depth = read.fields, target.num_layers
     made = fields.integer("num_target_layers", depth)
     _check(fields, "made for a target of {} layers, but this one has {}", made, depth)
-    layer, causal = _windows(read, layer)
+    layer = _windows(read, layer)
     if (mask := fields.integer("mask_token_id", minimum=0)) >= target.vocab_size:
         raise fields.error(f"mask_token_id is {mask}, but the target has {target.vocab_size} tokens")
     # The authors' choice: as many as the head has layers, from the second to the third from the end.
@@ -195,7 +203,6 @@ def _dflash(read: Published, layer: ModelConfig, target: ModelConfig) -> HeadCon
         mask=mask,
         guesses=fields.integer("block_size", minimum=2, most=MAX_NODES) - (not anchored),
         anchored=anchored,
-        causal=causal,
         markov=_markov(fields) if read.layout.markov else None,
     )
 
@@ -225,13 +232,14 @@ def _markov(fields: Fields) -> MarkovConfig | None:
     return MarkovConfig(kind, rank) if rank else None
 
 
-def _windows(read: Published, layer: ModelConfig) -> tuple[ModelConfig, tuple[bool, ...]]:
-    """The layers with their windows, and which are causal: sliding-window ones, unless the configuration says
-    otherwise."""
+def _windows(read: Published, layer: ModelConfig) -> ModelConfig:
+    """The layers with their windows; sliding-window ones are causal, unless the configuration says otherwise."""
     fields, count = read.fields, layer.num_layers
     slides = layer_types(read.layer) or (read.layout.slides,) * count
     window = read.layer.integer("sliding_window") if any(slides) else None
     causal = slides if read.layout.causal and not fields.flag("sliding_window_non_causal", False) else (False,) * count
     for key in ("causal", "is_causal"):
         causal = causal if fields.get(key) is None else (bool(fields.get(key)),) * count
-    return layer.with_windows([window if sliding else None for sliding in slides]), causal
+    both = zip(layer.stack.layers, slides, causal, strict=True)
+    nodes = ((one, replace(one.attention, window=window if slid else None, causal=own)) for one, slid, own in both)
+    return with_layers(layer, [replace(one, mixer=node) for one, node in nodes])

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,8 +20,8 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from foresay.verifier.model.checkpoint import INDEX, SINGLE
-from foresay.verifier.model.errors import ConfigError, WeightsError
+from foresay.verifier.model.checkpoint import INDEX, SINGLE, header_names
+from foresay.verifier.model.errors import WeightsError
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.gguf.file import LINK, GgufFile
 from foresay.verifier.model.gguf.weights import GgufTensors
@@ -36,10 +36,11 @@ NAMES = ("medusa_lm_head.safetensors", SINGLE, INDEX, "medusa_lm_head.pt", "pyto
 
 @dataclass(frozen=True, slots=True)
 class HeadTensors:
-    """All tensors of a head by name, and their source, for messages."""
+    """All tensors of a head by name, and their source, for messages. gguf: whether it is a GGUF file."""
 
     tensors: dict[str, Tensor]
     where: str
+    gguf: bool = False
 
     @classmethod
     def read(cls, directory: Path, prefix: str = "") -> HeadTensors:
@@ -48,12 +49,17 @@ class HeadTensors:
         prefix: if any name begins with it, the others (a whole model's) are not read.
         """
         if (directory / LINK).is_symlink():
-            return cls(*_of_gguf((directory / LINK).readlink(), prefix))
+            return cls(*_of_gguf((directory / LINK).readlink(), prefix), gguf=True)
         path = next((directory / name for name in NAMES if (directory / name).exists()), None)
         if path is None:
             raise WeightsError(f"{directory}: there are no weights of a head; looked for {', '.join(NAMES)}")
         tensors = _sharded(path, prefix) if path.suffix == ".json" else _tensors(path, prefix)
         return cls({name: tensors[name] for name in _inside(tensors, prefix)}, str(path))
+
+    def renamed(self) -> HeadTensors:
+        """The same by their names here, from any layout, without those that are not used."""
+        used = {_short(name): tensor for name, tensor in self.tensors.items() if not IGNORED.search(name)}
+        return replace(self, tensors=used)
 
 
 def _of_gguf(path: Path, prefix: str) -> tuple[dict[str, Tensor], str]:
@@ -75,16 +81,6 @@ def quantize(directory: Path, out: Path) -> None:
     if any(name.endswith("_scale") for name in head.tensors):
         raise WeightsError(f"{head.where}: is quantised already")
     write_int8(head.tensors, Fields.read(directory / "config.json").values, out)
-
-
-def stored_names(directory: Path) -> list[str]:
-    """The tensors' names, only from headers; empty for a pickle, or for a broken file, which its loader will report."""
-    try:
-        if (directory / SINGLE).exists():
-            return StoredTensors.open(directory / SINGLE).offset_keys()
-        return list(_index(directory / INDEX))
-    except (OSError, SafetensorError, ConfigError):
-        return []
 
 
 def _index(path: Path) -> dict[str, str]:
@@ -221,15 +217,19 @@ _QWEN3 = {"vocab_size": 151_936, "intermediate_size": 22_016, "num_key_value_hea
 _DEFAULTS: dict[object, dict[str, Any]] = {"qwen3": {**_QWEN3, "max_position_embeddings": 32_768}}
 #: Prefixes of tensor names, and their names here; the first match counts. ``model.`` before them is removed.
 RENAMED = (
-    ("midlayer.", "layers.0."),
-    ("transformer.input_layernorm.", "fused_layernorm."),
-    ("transformer.", "layers.0."),
+    ("midlayer.", "model.layers.0."),
+    ("transformer.", "model.layers.0."),
+    ("fused_layernorm.", "model.layers.0.input_layernorm."),
+    ("hidden_layernorm.", "model.layers.0.input_layernorm."),
     ("fusion_fc.", "fc."),
-    ("hidden_layernorm.", "fused_layernorm."),
     ("embed_layernorm.", "embedding_layernorm."),
-    ("lm_head_layernorm.", "pre_lm_head_layernorm."),
+    ("pre_lm_head_layernorm.", "model.norm."),
+    ("lm_head_layernorm.", "model.norm."),
     ("encoder.fc.", "fc."),
     ("encoder.output_norm_enc.", "hidden_norm."),
+    ("layers.", "model.layers."),
+    ("norm.", "model.norm."),
+    ("embed_tokens.", "model.embed_tokens."),
 )
 #: The same for Medusa's heads, as patterns: vLLM's blocks, and its output matrices, which the authors number as blocks.
 MEDUSA_NAMES = (
@@ -243,8 +243,7 @@ IGNORED = re.compile(r"(^|\.)(rotary_emb\.inv_freq|verifier_\w+\.weight|confiden
 _LAYER = re.compile(r"^(?:model\.)*layers\.(\d+)\.")
 
 
-def short(name: str) -> str:
-    """A tensor's name here, from any layout."""
+def _short(name: str) -> str:
     while name.startswith("model."):
         name = name.removeprefix("model.")
     return next((ours + name[len(first) :] for first, ours in RENAMED if name.startswith(first)), name)
@@ -296,7 +295,7 @@ def kind_of(directory: Path) -> Kind | None:
         return "medusa"
     if layout := _layout_of(fields):
         return layout.kind
-    names = stored_names(directory)
+    names = header_names(directory)
     # A pickle is not opened for this: models are not read from pickles, so one layer is enough evidence.
     return "eagle" if ("fc.weight" in names if names else fields.get("num_hidden_layers") == 1) else None
 
@@ -323,5 +322,5 @@ def _joined(fields: Fields, section: str | None) -> Fields:
 
 def _layer_count(directory: Path) -> int:
     """The number of layers by the tensors' names; 1 for a pickle, whose names are not read here."""
-    found = (_LAYER.match(name) for name in stored_names(directory))
+    found = (_LAYER.match(name) for name in header_names(directory))
     return max((int(match[1]) for match in found if match), default=0) + 1

@@ -15,8 +15,9 @@ them. A head without its own U uses the target's output head.
 from __future__ import annotations
 
 import re
-from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import count, takewhile
 from pathlib import Path
 
 import torch
@@ -24,16 +25,21 @@ from torch import Tensor
 from torch.nn import functional
 
 from foresay.spec.protocols import Features
-from foresay.verifier.heads.layer import Finish
 from foresay.verifier.heads.layouts import MEDUSA_NAMES, HeadTensors
-from foresay.verifier.heads.reader import HeadReader, known_ids
+from foresay.verifier.heads.reader import fill, known_ids, taken
+from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.errors import WeightsError
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.linear import Linear
+from foresay.verifier.model.nodes import Outside, Stack
+from foresay.verifier.model.products import Product
+from foresay.verifier.model.quantization import HEAD
+from foresay.verifier.model.weights import LayerWeights
 from foresay.verifier.ops.rows import finish_logits
 
-_SHARED = "lm_head.weight"
+#: The factor and the cap of logits.
+Finish = tuple[float, float | None]
 #: The prefix of heads in one file with the model they were trained with (Medusa-2).
 JOINT_PREFIX = "medusa_head."
 
@@ -84,7 +90,19 @@ class MedusaHeads:
     def load(cls, directory: Path, target: Decoder) -> MedusaHeads:
         """The heads in ``directory``, in the target's dtype. Raises WeightsError or ConfigError, which name the
         file."""
-        return _MedusaLoader(directory, target).heads()
+        config, read = Fields.read(directory / "config.json"), HeadTensors.read(directory, prefix=JOINT_PREFIX)
+        files = replace(read, tensors={_short(name): tensor for name, tensor in read.tensors.items()})
+        drafted = config.integer("truncated_vocab_size", target.config.vocab_size)
+        ids, numbers = _token_map(files, drafted, target), _numbers(files)
+        outside = Outside(tuple(_products(files, drafted, target.config)))
+        stack = Stack((), target.config.stack.norm, outside=outside, whole=False)
+        try:
+            found = fill(files, replace(target.config, stack=stack, quantization=None), target).outside
+        except WeightsError as error:
+            base = config.get("base_model_name_or_path")
+            trained = f" (they were trained for {base})" if base else ""
+            raise WeightsError(f"{error}; heads fit only the model they were trained for{trained}") from error
+        return cls([_head(number, found, ids, config, target) for number in numbers], ids)
 
 
 def _short(name: str) -> str:
@@ -93,62 +111,54 @@ def _short(name: str) -> str:
     return name
 
 
-class _MedusaLoader:
-    """Reads one directory, using the authors' names."""
+def _numbers(files: HeadTensors) -> range:
+    numbers = sorted({int(name.partition(".")[0]) for name in files.tensors if name[:1].isdigit()})
+    if not numbers:
+        raise WeightsError(f"{files.where}: holds no Medusa head (no tensor such as 0.0.linear.weight)")
+    if numbers != list(range(len(numbers))):
+        raise WeightsError(f"{files.where}: the heads are numbered {numbers}, one is missing")
+    return range(len(numbers))
 
-    def __init__(self, directory: Path, target: Decoder) -> None:
-        self.config, self.target, vocab = Fields.read(directory / "config.json"), target, target.config.vocab_size
-        read = HeadTensors.read(directory, prefix=JOINT_PREFIX)
-        named = {_short(name): tensor for name, tensor in read.tensors.items()}
-        self.where, drafted = read.where, self.config.integer("truncated_vocab_size", vocab)
-        self.reader = HeadReader(HeadTensors(named, read.where), target.config, drafted, target)
-        self.reader.known |= {"token_map", _SHARED}
-        blocks = (re.match(r"(\d+)\.\d+\.linear\.weight$", name) for name in named)
-        self.blocks = Counter(int(block[1]) for block in blocks if block)
-        self.token_map = self._token_map() if drafted < vocab else None
 
-    def heads(self) -> MedusaHeads:
-        tensors = self.reader.files.tensors
-        numbers = {int(name.partition(".")[0]) for name in tensors if name[:1].isdigit()}
-        if not numbers:
-            raise WeightsError(f"{self.where}: holds no Medusa head (no tensor such as 0.0.linear.weight)")
-        if numbers != set(range(len(numbers))):
-            raise WeightsError(f"{self.where}: the heads are numbered {sorted(numbers)}, one is missing")
-        try:
-            heads = [self._head(number) for number in sorted(numbers)]
-        except WeightsError as error:
-            base = self.config.get("base_model_name_or_path")
-            trained = f" (they were trained for {base})" if base else ""
-            raise WeightsError(f"{error}; heads fit only the model they were trained for{trained}") from error
-        self.reader.check_known()
-        ids = None if self.token_map is None else self.token_map.to(self.target.embedding.device)
-        return MedusaHeads(heads, ids)
+def _token_map(files: HeadTensors, drafted: int, target: Decoder) -> Tensor | None:
+    """The map is only used if the configuration says that the vocabulary is truncated, as in vLLM."""
+    vocab, where = target.config.vocab_size, files.where
+    if drafted >= vocab:
+        files.tensors.pop("token_map", None)
+        return None
+    if (stored := taken(files, "token_map", drafted)) is None:
+        raise WeightsError(f"{where}: token_map is missing, but truncated_vocab_size is {drafted}")
+    return known_ids(stored.long(), vocab, f"{where}: token_map").to(target.device)
 
-    def _head(self, number: int) -> MedusaHead:
-        width, reader = self.reader.width, self.reader
-        names = (f"{number}.{block}.linear" for block in range(self.blocks[number]))
-        blocks = (Linear(reader.take(f"{n}.weight", width, width), reader.maybe(f"{n}.bias", width)) for n in names)
-        return MedusaHead(tuple(blocks), *self._output(number))
 
-    def _output(self, number: int) -> tuple[Linear, Finish]:
-        """Its own output matrix; or, if it has none, one in the file, head 0's, or the target's."""
-        tensors, scale = self.reader.files.tensors, self.config.optional_number("logit_scale")
-        own = [f"{head}.weight" for one in (number, 0) for head in (f"{one}.{self.blocks[one]}", str(one))]
-        name = next((name for name in (*own[:2], _SHARED, *own[2:]) if name in tensors), None)
-        if name is None:
-            if self.token_map is not None:
-                raise WeightsError(f"{self.where}: has a token_map, but no output matrix to which it belongs")
-            stack = self.target.config.stack
-            return self.target.head, (scale or stack.logit_scale, stack.logit_cap)
-        vocab = self.target.config.vocab_size
-        whole = self.token_map is None or len(tensors[name]) == vocab
-        weight = self.reader.take(name, vocab if whole else self.reader.vocab, self.reader.width)
-        mapped = weight[self.token_map] if self.token_map is not None and whole else weight
-        return Linear(mapped), (scale or 1.0, None)
+def _products(files: HeadTensors, drafted: int, target: ModelConfig) -> Iterator[Product]:
+    """Every block, [H, H], and every output matrix, of the whole vocabulary or of what is drafted."""
+    width, there = target.hidden_size, files.tensors
+    for name, tensor in there.items():
+        module, _, kind = name.rpartition(".")
+        if kind == "weight" and module.endswith(".linear"):
+            yield Product(module, {module: width}, width, f"{module}.bias" in there)
+        elif kind == "weight" and (module[0].isdigit() or module == HEAD):
+            whole = len(tensor) == target.vocab_size
+            yield Product(module, {module: target.vocab_size if whole else drafted}, width)
 
-    def _token_map(self) -> Tensor:
-        """The map is only used if the configuration says that the vocabulary is truncated, as in vLLM."""
-        stored = self.reader.stored("token_map", self.reader.vocab)
-        if stored is None:
-            raise WeightsError(f"{self.where}: token_map is missing, but truncated_vocab_size is {self.reader.vocab}")
-        return known_ids(stored.long(), self.target.config.vocab_size, f"{self.where}: token_map")
+
+def _head(number: int, found: LayerWeights, ids: Tensor | None, config: Fields, target: Decoder) -> MedusaHead:
+    """With its own output matrix; or, if it has none, one in the file, head 0's, or the target's."""
+    names, first = _blocks(number, found), len(_blocks(0, found))
+    blocks = tuple(Linear(found.matrices[name], found.biases.get(name)) for name in names)
+    own = f"{number}.{len(names)}", str(number), HEAD, f"0.{first}", "0"
+    name = next((name for name in own if name in found.matrices), None)
+    scale, stack = config.optional_number("logit_scale"), target.config.stack
+    if name is None:
+        if ids is not None:
+            raise WeightsError("has a token_map, but no output matrix to which it belongs")
+        return MedusaHead(blocks, target.head, (scale or stack.logit_scale, stack.logit_cap))
+    weight = found.matrices[name]
+    mapped = weight[ids] if ids is not None and weight.shape[0] == target.config.vocab_size else weight
+    return MedusaHead(blocks, Linear(mapped), (scale or 1.0, None))
+
+
+def _blocks(number: int, found: LayerWeights) -> list[str]:
+    """The names of a head's blocks."""
+    return list(takewhile(found.matrices.__contains__, (f"{number}.{block}.linear" for block in count())))

@@ -30,7 +30,10 @@ Legend: R rows, W rows with logits, H hidden width, F width of all features, V' 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -41,20 +44,37 @@ from foresay.spec.sampling import SamplingParams
 from foresay.verifier.forward_batch import ForwardBatch, RowGroup, StaticRows
 from foresay.verifier.graphs.rows import chain_words
 from foresay.verifier.graphs.state import BatchSlot, StepState
-from foresay.verifier.heads.config import RAW, HeadConfig
-from foresay.verifier.heads.layer import HeadWeights, PagedHead
-from foresay.verifier.model.forward import placed
-from foresay.verifier.ops.records import AttentionMetadata
-from foresay.verifier.ops.rows import embed, norm, pair, take_rows
+from foresay.verifier.heads.config import FIRST_NORMS, MASK, RAW, HeadConfig
+from foresay.verifier.heads.markov import MarkovHead
+from foresay.verifier.heads.reader import HeadWeights
+from foresay.verifier.heads.vocabulary import DraftVocabulary
+from foresay.verifier.model.decoder import Decoder
+from foresay.verifier.model.forward import Given, logits_of, placed, run_layers
+from foresay.verifier.model.linear import Linear
+from foresay.verifier.model.predicting import EMBEDDING, HIDDEN, MIXES
+from foresay.verifier.ops.records import AttentionMetadata, Norm
+from foresay.verifier.ops.rows import join_columns, norm, pair, take_rows
 from foresay.verifier.ops.trees import known_tokens, lay_out
 
 
-class EagleHead(PagedHead):
-    """One head."""
+class PagedHead:
+    """One head over paged KV. Owns its weights, except those shared with the target; the caller owns the store.
+
+    decoder: its layers, last norm, embedding and output matrix. vocab_size: how many tokens it can read, the target's.
+    dtype: of weights and activations.
+    """
 
     def __init__(self, config: HeadConfig, weights: HeadWeights, max_positions: int) -> None:
-        super().__init__(config, weights, max_positions)
-        self.mask = None if weights.mask is None else self._fused_mask(weights.mask)
+        self.config, self.layer, self.token_ids = config, weights.model, weights.token_ids
+        self.decoder, outside = Decoder(weights.model, weights.packed, max_positions), weights.outside
+        self.vocab_size, self.dtype, self.device = len(self.decoder.embedding), self.decoder.dtype, self.decoder.device
+        self.markov = None if config.markov is None else MarkovHead(config.markov, outside)
+        mixes = outside.matrices.get(MIXES)
+        self._fc = None if mixes is None else Linear(mixes, outside.biases.get(MIXES), self.dtype)
+        eps, vectors = self.layer.rms_norm_eps, outside.vectors.items()
+        self._norms = {name.removesuffix(".weight"): Norm(one, eps) for name, one in vectors if name != MASK}
+        mask = outside.vectors.get(MASK)
+        self.mask = None if mask is None else self._fused_mask(mask.flatten())
 
     def _fused_mask(self, mask: Tensor) -> Tensor:
         """[1, H]: P-EAGLE's replacement for the fused feature of mask rows. Empty for a head without weights."""
@@ -62,45 +82,82 @@ class EagleHead(PagedHead):
             return mask.new_empty(1, self.layer.hidden_size)
         return self._mixed(mask[None].chunk(len(self.config.names), dim=1)).clone()
 
+    def drafting(self, vocabulary: DraftVocabulary) -> Self:
+        """The same head, with logits of only these tokens."""
+        other = copy.copy(self)
+        other.token_ids, other.decoder = vocabulary.token_ids, vocabulary.cut(self.decoder)
+        return other
+
+    def reading(self, layers: Sequence[int]) -> Self:
+        """The same head, reading other layers of the target; all weights are shared."""
+        other = copy.copy(self)
+        other.config = self.config.reading(layers)
+        return other
+
+    def fuse(self, features: Features) -> Tensor:
+        """[R, H]: the head's input of each position, from the target's features, each [R, H']."""
+        return self._mixed([features[name] for name in self.config.names])
+
+    def _mixed(self, parts: list[Tensor] | tuple[Tensor, ...]) -> Tensor:
+        if "fc_norm" in self.config.flags:
+            parts = [norm(part, self._norms[f"fc_norm.{index}"]) for index, part in enumerate(parts)]
+        fused = join_columns(*(part.contiguous() for part in parts))
+        if "norm_before_fc" in self.config.flags:
+            fused = norm(fused, self._norms["input_norm"])
+        return fused if self.config.generation == 1 or self._fc is None else self._fc(fused)
+
+    def named(self, logits: Tensor) -> Tensor:
+        """The target's ids of the tokens with the largest logits, on the host."""
+        ids = logits.argmax(dim=-1).cpu()
+        return ids if self.token_ids is None else self.token_ids.cpu()[ids]
+
+    def logits(self, normed: Tensor) -> Tensor:
+        """fp32[W, V'], from the last norm's output."""
+        return logits_of(self.decoder, normed)
+
+    def run_rows(self, rows: StaticRows, store: KVStore, embedded: Given = None) -> tuple[Tensor, Tensor]:
+        """The last norm's output of the rows with logits, and their residual stream, [W, H] both. embedded: the stream,
+        and the first attention's input if that is not its norm."""
+        return run_layers(self.decoder, rows, store, embedded, narrow=True)[:2]
+
+
+class EagleHead(PagedHead):
+    """One head."""
+
     def run(self, rows: Sequence[Rows], hidden: Tensor, store: KVStore) -> tuple[Tensor, Tensor]:
         """A pass over ragged rows of several sequences (:meth:`paged`). hidden: [R, H], in the order of the rows."""
         return self.paged(ForwardBatch.of(rows, self.device), hidden, store)
 
-    @torch.inference_mode()
     def paged(self, rows: StaticRows, hidden: Tensor, store: KVStore) -> tuple[Tensor, Tensor]:
         """The logits, fp32[W, V'], and the states to continue from, [W, H]; see :meth:`states`."""
         normed, state = self.states(rows, hidden, store)
-        if not len(normed):
-            return normed.new_empty(0, self.output.out_features, dtype=torch.float32), state
         return self.logits(normed), state
 
-    @torch.inference_mode()
     def states(self, rows: StaticRows, hidden: Tensor, store: KVStore) -> tuple[Tensor, Tensor]:
         """Run static rows, storing their KV (:mod:`foresay.verifier.model.forward`).
 
         hidden: [R, H], the fused feature (or the state) for each row's token. Returns for the rows with logits the
         output matrix's input and the states to continue from, [W, H] both.
         """
-        mixed, x = self._inputs(rows.tokens, hidden)
-        normed, x = self._walk(x, mixed, rows, store)
+        normed, x = self.run_rows(rows, store, self._inputs(rows.tokens, hidden))
         fed_back = self.config.generation == 1 and RAW not in self.config.flags
         return normed, normed if fed_back or "norm_output" in self.config.flags else x
 
-    def _inputs(self, tokens: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """The first attention's input, and what its result is added to; invalid token ids are clamped."""
+    def _inputs(self, tokens: Tensor, hidden: Tensor) -> Given:
+        """The stream, and the first attention's input if that is not its norm; invalid token ids are clamped."""
+        table, eps = self.decoder.embedding, self.layer.rms_norm_eps
         if self.config.generation == 3:
-            weights = self._norms["input_layernorm"].weight, self._norms["hidden_norm"].weight
-            normed = "norm_before_residual" in self.config.flags
-            return pair(self._embed, tokens, hidden, weights, self.layer.rms_norm_eps, normed)
+            weights = self._norms[FIRST_NORMS[0]].weight, self._norms[FIRST_NORMS[1]].weight
+            read, x = pair(table, tokens, hidden, weights, eps, "norm_before_residual" in self.config.flags)
+            return x, read
         assert self._fc is not None
-        if (hidden_norm := self._norms.get("hidden_norm")) is not None:
-            weights = self._norms["embedding_layernorm"].weight, hidden_norm.weight
-            fused = self._fc(pair(self._embed, tokens, hidden, weights, self.layer.rms_norm_eps, False)[0])
-            return norm(fused, self._norms["fused_layernorm"]), fused
-        embedded = take_rows(self._embed, known_tokens(tokens, self.vocab_size))
-        embedded = norm(embedded, self._norms["embedding_layernorm"]) if self._norms else embedded
-        fused = self._fc(torch.cat((embedded, hidden), dim=-1))
-        return (norm(fused, self._norms["fused_layernorm"]) if self._norms else fused), fused
+        if (own := self._norms.get(HIDDEN)) is not None:
+            both = pair(table, tokens, hidden, (self._norms[EMBEDDING].weight, own.weight), eps, False)[0]
+        else:
+            embedded = take_rows(table, known_tokens(tokens, self.vocab_size))
+            embedded = norm(embedded, self._norms[EMBEDDING]) if self._norms else embedded
+            both = torch.cat((embedded, hidden), dim=-1)
+        return self._fc(both)
 
     def hits(self, features: Features, tokens: Tensor, wanted: Tensor, table: PageTable, store: KVStore) -> Tensor:
         """bool[R - 1]: whether each row, computed from the true feature before it, predicts the target's choice.
@@ -148,28 +205,20 @@ class MaskBlock:
 class DFlashHead(PagedHead):
     """One head."""
 
-    @torch.inference_mode()
     def inject(self, features: Features, positions: Tensor, slots: Tensor, store: KVStore) -> None:
         """Store keys and values of committed positions, int64[R] like their slots. features: the target's, [R, H']."""
-        context, rotation = norm(self.fuse(features), self._norms["hidden_norm"]), self._rope.rows(positions)
-        for number, (node, layer) in enumerate(self._layers):
-            placed(node.attention, layer, context, rotation, slots, store.layer(number))
+        context, nodes = norm(self.fuse(features), self._norms[HIDDEN]), self.layer.stack.attentions
+        rotations = self.decoder.rotations(positions, None)
+        for number, (node, layer) in enumerate(zip(nodes, self.decoder.layers, strict=True)):
+            placed(node, layer, context, rotations[number], slots, store.layer(number))
 
     def guess(self, block: MaskBlock, state: StepState, roots: Tensor, store: KVStore) -> Tensor:
         """[W, H]: the states of a block's rows that guess. roots: int64[S], known tokens."""
-        causal = block.rows(state, roots, causal=True) if any(self.config.causal) else None
-        return self.paged(block.rows(state, roots), store, causal)
+        rows = block.rows(state, roots)
+        if any(node.causal for node in self.layer.stack.attentions):
+            rows = replace(block.rows(state, roots, causal=True), block=rows)
+        return self.run_rows(rows, store)[0]
 
-    @torch.inference_mode()
-    def paged(self, rows: StaticRows, store: KVStore, causal: StaticRows | None = None) -> Tensor:
-        """The states after the last norm of a block's rows with logits, [W, H].
-
-        causal: the same rows with causal attention, for the layers that use it.
-        """
-        x, mixed = embed(self._embed, rows.tokens, self._layers[0][1].before_attention)
-        return self._walk(x, mixed, rows, store, causal)[0]
-
-    @torch.inference_mode()
     def hits(self, features: Features, tokens: Tensor, wanted: Tensor, table: PageTable, store: KVStore) -> Tensor:
         """bool[R / 2 - 1]: as for EAGLE heads, for the first guess of blocks at every other position."""
         count = len(tokens)

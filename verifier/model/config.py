@@ -7,7 +7,7 @@ decoder would not compute exactly is refused here, before any weight is read.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -93,14 +93,6 @@ class ModelConfig:
         """The widest sliding window of its layers; None if there is none."""
         return max((one.window or 0 for one in self.stack.attentions), default=0) or None
 
-    def with_windows(self, windows: Sequence[int | None]) -> ModelConfig:
-        """The same, with these windows for the layers."""
-        layers = (
-            replace(layer, mixer=replace(layer.attention, window=window))
-            for layer, window in zip(self.stack.layers, windows, strict=True)
-        )
-        return replace(self, stack=replace(self.stack, layers=tuple(layers)))
-
     @property
     def rms_norm_eps(self) -> float:
         """The epsilon of the last norm."""
@@ -119,8 +111,9 @@ class ModelConfig:
             for number, layer in enumerate(self.stack.layers)
             for vector in layer.vectors(self.hidden_size)
         )
-        last = ((vector.name, vector) for vector in self.stack.norm.vectors(FINAL_NORM, self.hidden_size))
-        return frozenset(name for name, vector in (*inside, *last) if vector.less_one)
+        last, own = self.stack.norm.vectors(FINAL_NORM, self.hidden_size), self.stack.parameters(self.hidden_size)
+        outside = ((vector.name, vector) for vector in (*last, *own.vectors))
+        return frozenset(name for name, vector in (*inside, *outside) if vector.less_one)
 
     @classmethod
     def from_directory(cls, path: str | Path) -> ModelConfig:
@@ -227,8 +220,7 @@ def matrices(model: ModelConfig) -> Iterator[tuple[str, int, int]]:
     """Each product's first module, with its inner and outer width; the output head last."""
     for number, product in products(model):
         yield f"model.layers.{number}.{next(iter(product.rows))}", product.inner, product.outer
-    if (own := model.stack.embedding) is not None:
-        made = own.projection(model.hidden_size, model.num_layers)
+    for made in model.stack.parameters(model.hidden_size).products:
         yield made.name, made.inner, made.outer
     yield "lm_head", model.hidden_size, model.vocab_size
 

@@ -284,7 +284,7 @@ class Packed:
 
     embed: Tensor
     layers: list[PackedLayer]
-    final_norm: Norm
+    final_norm: Norm | None
     head: Linear
     embedding_norm: Norm | None = None
     inputs: PackedInputs | None = None

@@ -8,6 +8,8 @@ Legend: R rows, H hidden width, V vocabulary, W rows whose logits are requested.
 
 from __future__ import annotations
 
+from collections.abc import Container
+from dataclasses import replace
 from itertools import count as count_up
 
 import torch
@@ -28,6 +30,9 @@ from foresay.verifier.ops.records import Norm, Rotation, SplitKSums, Unrotated
 from foresay.verifier.ops.recurrence import gated_delta, short_conv
 from foresay.verifier.ops.rows import add_norm, copy_rows, embed, finish_logits, gate_heads, norm, take_rows
 
+#: Embeddings of a pass's rows: see :func:`run_layers`.
+Given = Tensor | tuple[Tensor, Tensor] | None
+
 
 @torch.inference_mode()
 def forward(
@@ -36,24 +41,43 @@ def forward(
     store: KVStore,
     features: FeatureRequest | None = None,
     woken: list[Tensor] | None = None,
-    embedded: Tensor | None = None,
+    embedded: Given = None,
 ) -> tuple[Tensor, Features]:
-    """Run the rows through the model, storing their KV.
+    """Run the rows through the model, storing their KV: :func:`run_layers`, and logits.
 
-    woken: of each mixture, int64[..] is appended whose first number is how many of its experts had rows. embedded: [R,
-    H], the rows' embeddings, which are changed; None: those of their tokens. Returns fp32[W, V] logits of the requested
-    rows and the requested features, each [R, H], including padding rows; the final states [W, H], if ``rows.sampled``
-    alone go through the last layers.
+    woken: of each mixture, int64[..] is appended whose first number is how many of its experts had rows. Returns
+    fp32[W, V] logits of the requested rows and the requested features, each [R, H], including padding rows; the final
+    states [W, H], if ``rows.sampled`` alone go through the last layers.
     """
-    requested, count, stack = features or FeatureRequest(), rows.count, decoder.config.stack
+    requested, taken = features or FeatureRequest(), dict[str, Tensor]()
+    normed, _, rows = run_layers(decoder, rows, store, embedded, requested.layers, taken, woken)
+    return _logits(decoder, normed, rows), taken | ({"final": normed} if requested.final else {})
+
+
+def run_layers(
+    decoder: Decoder,
+    rows: StaticRows,
+    store: KVStore,
+    embedded: Given = None,
+    wanted: Container[int] = (),
+    taken: dict[str, Tensor] | None = None,
+    woken: list[Tensor] | None = None,
+    narrow: bool = False,
+) -> tuple[Tensor, Tensor, StaticRows]:
+    """The output of the last norm, if there is one, the stream before it, [R, H] each, and the rows that these are of.
+
+    embedded: [R, H], the rows' embeddings, which are changed; or these, and what the first layer reads instead of their
+    norm; None: those of their tokens. wanted: layers whose input is put into ``taken``. narrow: after the last layer's
+    attention only rows with logits go on.
+    """
+    count, stack = rows.count, decoder.config.stack
     first, *norms = [*(layer.before_attention for layer in decoder.layers), decoder.final_norm]
     x, normed = _embedded(decoder, rows, first, embedded)
     inputs = decoder.inputs(x, rows.tokens, count)
     rotations, turns = decoder.rotations(rows.positions, count), count_up()
-    taken = dict[str, Tensor]()
     states = iter(()) if store.states is None else iter(store.states)
     for index, (node, layer, next_norm) in enumerate(zip(stack.layers, decoder.layers, norms, strict=True)):
-        if index in requested.layers:
+        if taken is not None and index in wanted:
             taken[f"layer.{index}"] = copy_rows(x, count)
         if rows.sampled is not None and index == stack.storing:
             x, normed = _sampled(x, rows), _sampled(normed, rows)
@@ -67,28 +91,45 @@ def forward(
             continue
         if isinstance(node.mixer, Attention):
             source = index if node.mixer.source is None else node.mixer.source
-            kept = rows.of_layer(store.pages(source) is store.windows)
+            kept = rows.of_layer(store.pages(source) is store.windows, node.mixer.causal)
             seen = attention(node.mixer, layer, normed, rotations[next(turns)], kept, store.layer(source))
         else:
             seen = recurrence(layer, normed, rows, next(states))
         if node.scan is not None and layer.scan is not None:
             _add_scan(x, layer.scan, normed, rows, next(states), node.scan[1])
+        if narrow and index == len(norms) - 1 and rows.logits_indices is not None:
+            x, seen, rows = _sampled(x, rows), _sampled(seen, rows), _of_logits(rows, layer)
+            count = rows.count
+            if not len(x):
+                return x, x, rows
+        x = _own(x)
         behind = None if node.parallel else next_norm if node.mlp is None else layer.before_mlp
         added = add_norm(x, _branch(layer.output, seen, layer.after_attention, count), behind, count, node.share)
         normed = normed if node.parallel else added
         del seen  # its memory is used again
         if node.mlp is not None:
-            branch, own = inside(layer, normed, rows, woken, x), (inputs, index)
+            branch, own, x = inside(layer, normed, rows, woken, x), (inputs, index), _own(x)
             normed = _ended(x, branch, node.share_of_mlp, layer, next_norm, own, count)
-    if len(stack.layers) in requested.layers:
-        taken[f"layer.{len(stack.layers)}"] = x
-    return _logits(decoder, normed, rows), taken | ({"final": normed} if requested.final else {})
+    if taken is not None and len(norms) in wanted:
+        taken[f"layer.{len(norms)}"] = x
+    return normed, x, rows
+
+
+def _own(x: Tensor) -> Tensor:
+    """The stream, which is then changed: in training a copy, since a norm's derivative reads what it has read."""
+    return x.clone() if x.requires_grad else x
 
 
 def _sampled(every: Tensor, rows: StaticRows) -> Tensor:
     """[W, ..]: of the rows those with logits. every: [R, ..]."""
     assert rows.logits_indices is not None, "some have none"
     return take_rows(every, rows.logits_indices, rows.logits_count)
+
+
+def _of_logits(rows: StaticRows, layer: PackedLayer) -> StaticRows:
+    """The rows with logits, for what follows a layer's attention: only experts read slots."""
+    slots = rows.slots if layer.experts is None else _sampled(rows.slots, rows)
+    return replace(rows, slots=slots, count=rows.logits_count, logits_indices=None, logits_count=None)
 
 
 def _ended(
@@ -109,8 +150,10 @@ def _ended(
     return add_norm(x, branch, above, count, share, layer.scalar)
 
 
-def _embedded(decoder: Decoder, rows: StaticRows, first: Norm | None, given: Tensor | None) -> tuple[Tensor, Tensor]:
+def _embedded(decoder: Decoder, rows: StaticRows, first: Norm | None, given: Given) -> tuple[Tensor, Tensor]:
     """Each [R, H]: the rows' embeddings, or what is given for them, and these normed for the first layer."""
+    if isinstance(given, tuple):
+        return given
     if given is not None:
         return given, given if first is None else norm(given, first, rows.count)
     x, normed = embed(decoder.embedding, rows.tokens, decoder.embedding_norm or first, rows.count)
@@ -200,13 +243,11 @@ def attention(
     rotation: Rotation,
     rows: StaticRows,
     stored: tuple[Tensor, Tensor, Tensor | None],
-    first: int = 0,
 ) -> Tensor:
     """[R, Q * D]: the attention of every row over its text and its path; its own key and value are stored first,
     unless it reads those of an earlier layer, which stored them.
 
-    stored: keys, values and scales, as :meth:`~foresay.kvpaging.store.KVStore.layer` returns them. first: positions
-    below are not attended to.
+    stored: keys, values and scales, as :meth:`~foresay.kvpaging.store.KVStore.layer` returns them.
     """
     query: Tensor | Unrotated
     if node.source is None:
@@ -214,7 +255,7 @@ def attention(
         query = placed(node, layer, normed, rotation, rows.slots, stored, rows.count, later)
     else:
         query = rotate_queries(layer.qkv.unfinished(normed, rows.count), rotation, layer.of_heads, rows.count)
-    seen = attended(query, stored, rows, node, layer.sinks, first)
+    seen = attended(query, stored, rows, node, layer.sinks)
     if layer.latent is not None:
         return layer.latent.values.of_heads(seen, rows.count)
     gate = layer.head_gate
@@ -248,12 +289,13 @@ def attended(
     rows: StaticRows,
     node: Attention,
     sinks: Tensor | None,
-    first: int = 0,
 ) -> Tensor:
     """[R, Q * D]: the attention of all groups of rows (:func:`~foresay.verifier.ops.attention.tree_attention`)."""
     keys, values, scales = stored
+    if rows.dense is not None:
+        return rows.dense(query, keys, values, node, sinks)
     shared = node.latent if isinstance(node, Latent) else 0
-    how = node.scale, node.window, first, rows.count, scales, node.softcap, sinks, shared
+    how = node.scale, node.window, node.first, rows.count, scales, node.softcap, sinks, shared
     own = [query if isinstance(query, Unrotated) else query[group.rows] for group in rows.groups]
     seen = [tree_attention(one, keys, values, group.paged, *how) for one, group in zip(own, rows.groups, strict=True)]
     return (seen[0] if len(seen) == 1 else torch.cat(seen)).flatten(1)
@@ -261,12 +303,14 @@ def attended(
 
 def _logits(decoder: Decoder, normed: Tensor, rows: StaticRows) -> Tensor:
     """fp32[W, V]."""
-    logits_indices, stack = rows.logits_indices, decoder.config.stack
-    if not len(normed if logits_indices is None else logits_indices):
+    if (wanted := rows.logits_indices) is None:
+        return logits_of(decoder, normed, rows.count)
+    return logits_of(decoder, _sampled(normed, rows) if len(wanted) else normed[:0], rows.logits_count)
+
+
+def logits_of(decoder: Decoder, normed: Tensor, count: Tensor | None = None) -> Tensor:
+    """fp32[W, V], from the last norm's output, [W, H]. count: see :func:`~foresay.verifier.ops.rows.take_rows`."""
+    if not len(normed):
         return normed.new_empty(0, decoder.head.out_features, dtype=torch.float32)
-    if logits_indices is None:
-        logits, count = decoder.head.wide(normed, rows.count), rows.count
-    else:
-        count = rows.logits_count
-        logits = decoder.head.wide(take_rows(normed, logits_indices, count), count)
-    return finish_logits(logits, stack.logit_scale, stack.logit_cap, count)
+    stack = decoder.config.stack
+    return finish_logits(decoder.head.wide(normed, count), stack.logit_scale, stack.logit_cap, count)

@@ -8,7 +8,8 @@ reads half as much. A quantised one keeps its few bits.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -119,6 +120,8 @@ def _packed(
     experts: int,
     spills: torch.device | None,
 ) -> PackedWeight | BlockedWeight:
+    if isinstance(weight, Tensor) and weight.requires_grad:
+        return cast("PackedWeight", LearningWeight(weight, bias, gated))
     if isinstance(weight, QuantizedMatrix):
         kept = replace(weight, scales=_kept(weight.scales, torch.float32))
         if spills is not None and experts:
@@ -131,6 +134,26 @@ def _packed(
     if weight.device.type != "cpu":
         return BlockedWeight.of(weight.to(compute), bias, gated, experts)
     return PackedFloats.of(_kept(weight, compute), bias, gated, experts)
+
+
+@dataclass(slots=True)
+class LearningWeight:
+    """A weight in training, which is not packed: products with it are by reference."""
+
+    weight: Tensor
+    bias: Tensor | None
+    gated: Gate
+
+    def rounded(self, x: Tensor) -> None:
+        """It rounds no rows."""
+
+    def plain(self) -> Tensor:
+        """[O, K]."""
+        return self.weight
+
+    def plain_bias(self) -> Tensor | None:
+        """[O]."""
+        return self.bias
 
 
 def can_round(weight: QuantizedMatrix) -> bool:

@@ -54,7 +54,9 @@ class Attention:
     product of attention's input. interleaved: the rows of that product are in the module of queries, each head's after
     its queries. fused: the name of queries, keys and values in files if they are one tensor there. values_from_keys:
     values are the product of keys, before their norm and rotation. value_norm: of each head's value, without weight.
-    source: the number of the earlier layer whose keys and values it reads instead of having its own; None: none.
+    source: the number of the earlier layer whose keys and values it reads instead of having its own; None: none. width:
+    of its input; None: the layer's. first: positions below are not attended to. causal: False where rows of a
+    block see all of it.
     """
 
     heads: int
@@ -74,6 +76,9 @@ class Attention:
     values_from_keys: bool = False
     value_norm: NormKind | None = None
     source: int | None = None
+    width: int | None = None
+    first: int = 0
+    causal: bool = True
 
     def __post_init__(self) -> None:
         if self.value_norm is not None:
@@ -103,13 +108,14 @@ class Attention:
 
     def products(self, hidden: int) -> tuple[Product, ...]:
         """The products into its heads, their gates, and out of them."""
+        read = self.width or hidden
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         into = dict(zip(MODULES[QKV][: self.parts], (queries * (1 + self.interleaved), keys, keys), strict=False))
         into = into if self.fused is None else {self.fused: sum(into.values())}
         apart = self.gated and not self.interleaved
-        gates = (Product(HEAD_GATE, {MODULES[HEAD_GATE][0]: queries}, hidden),) if apart else ()
+        gates = (Product(HEAD_GATE, {MODULES[HEAD_GATE][0]: queries}, read),) if apart else ()
         return (
-            Product(QKV, into, hidden, QKV in self.biases),
+            Product(QKV, into, read, QKV in self.biases),
             *gates,
             Product(OUTPUT, {MODULES[OUTPUT][0]: hidden}, queries, OUTPUT in self.biases),
         )
@@ -264,12 +270,21 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
+class Outside:
+    """Parameters that belong to no layer: products and vectors, whose modules have their whole names."""
+
+    products: tuple[Product, ...] = ()
+    vectors: tuple[Vector, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Stack:
     """A decoder's layers and the parts around them.
 
     norm: the last one. embedding_scale: the factor of embeddings; embedding_norm: their norm, which heads that share
     the embedding do not apply. logit_scale: the factor of logits; logit_cap: logits l become
-    ``logit_cap * tanh(l / logit_cap)``.
+    ``logit_cap * tanh(l / logit_cap)``. outside: of a head, parameters besides its layers'. whole: False for a head,
+    whose embedding, last norm and output matrix may be the target's: those that are not are in ``outside``.
     """
 
     layers: tuple[Layer, ...]
@@ -278,11 +293,19 @@ class Stack:
     embedding_norm: NormKind | None = None
     logit_scale: float = 1.0
     logit_cap: float | None = None
+    outside: Outside = Outside()
+    whole: bool = True
 
     @property
     def embedding(self) -> PerLayerEmbedding | None:
         """The embeddings that its layers have of their own: all do, or none."""
         return next((layer.embedding for layer in self.layers), None)
+
+    def parameters(self, hidden: int) -> Outside:
+        """All that belong to no layer, besides embedding, last norm and output matrix."""
+        if (own := self.embedding) is None:
+            return self.outside
+        return Outside((own.projection(hidden, len(self.layers)),), tuple(own.outside()))
 
     @property
     def attentions(self) -> tuple[Attention, ...]:

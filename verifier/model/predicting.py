@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.nodes import BEFORE, Attention, Layer
 
-#: Heads' names of the matrix that mixes both inputs; of the norms of these, of attention's input, and of the last norm.
-MIXES, EMBEDDING, HIDDEN, FUSED, LAST = (
-    "fc", "embedding_layernorm", "hidden_norm", "fused_layernorm", "pre_lm_head_layernorm"
-)  # fmt: skip
+#: Heads' names of the matrix that mixes both inputs; of the norms of these, and of the last norm.
+MIXES, EMBEDDING, HIDDEN, LAST = "fc", "embedding_layernorm", "hidden_norm", "norm"
 #: And of its layer; names that a layout does not list belong to it.
 _LAYER = "layers.0"
 #: Small models that do the same for a target, in directories of their own (:mod:`foresay.verifier.heads.assistant`), by
@@ -24,9 +22,8 @@ class MtpLayout:
     """One layout of such a layer.
 
     prefix: of all its names; ``{}``: the number of the target's layers. names: of modules, by their names after the
-    prefix;
-    None: the target's is used. Without ``LAST`` it uses the target's last norm. raw: it reads, and returns, states
-    before a last norm, not after it. state_first: its matrix has the state before the embedding.
+    prefix; None: the target's is used. Without ``LAST`` it uses the target's last norm. raw: it reads, and returns,
+    states before a last norm, not after it. state_first: its matrix has the state before the embedding.
     """
 
     prefix: str
@@ -42,10 +39,8 @@ class MtpLayout:
         """A module's name in heads; None for the target's modules."""
         known = next((name for name in self.names if module == name or module.startswith(f"{name}.")), None)
         if known is None:
-            own: str | None = f"{_LAYER}.{module}"
-        else:
-            own = None if self.names[known] is None else f"{self.names[known]}{module[len(known) :]}"
-        return FUSED if own == f"{_LAYER}.{BEFORE.before_attention}" else own
+            return f"{_LAYER}.{module}"
+        return None if self.names[known] is None else f"{self.names[known]}{module[len(known) :]}"
 
 
 LAYOUTS = (

@@ -29,9 +29,9 @@ from foresay.verifier.model.config import FINAL_NORM, ModelConfig
 from foresay.verifier.model.errors import WeightsError
 from foresay.verifier.model.exact import exp
 from foresay.verifier.model.linear import Matrix
-from foresay.verifier.model.nodes import Attention, Layer
-from foresay.verifier.model.per_layer import PROJECTION, TABLE
-from foresay.verifier.model.products import Stacked, Vector
+from foresay.verifier.model.nodes import Attention
+from foresay.verifier.model.per_layer import TABLE
+from foresay.verifier.model.products import Product, Stacked, Vector
 from foresay.verifier.model.quantization import GGUF, HEAD, MADE, MXFP4, Scheme
 from foresay.verifier.model.recurrences import DECAYS
 from foresay.verifier.model.stored import Misfit, TensorSlot, WeightAllocator, put, stack_slots, stored
@@ -102,7 +102,7 @@ def load(
     if config.tie_word_embeddings:
         _check_tied(checkpoint, weights.embed)
     if checkpoint.gguf is None:
-        _make_whole(config, weights)
+        make_whole(config, weights)
     return weights
 
 
@@ -141,7 +141,7 @@ def _floats_of(table: QuantizedMatrix, dtype: torch.dtype) -> Tensor:
     return made
 
 
-def _make_whole(config: ModelConfig, weights: ModelWeights) -> None:
+def make_whole(config: ModelConfig, weights: ModelWeights) -> None:
     """Convert values that GGUF files store as they are, and others minus one, or as the logarithm of the negated
     value."""
     for name, into in destinations(config, weights):
@@ -164,22 +164,27 @@ def check(checkpoint: Checkpoint, config: ModelConfig) -> None:
     _fitting(checkpoint.without(idle_tensors(config)), config, allocate(config, torch.bfloat16, "meta"))
 
 
-def _fitting(checkpoint: Checkpoint, config: ModelConfig, weights: ModelWeights) -> dict[str, TensorSlot]:
-    """Where each tensor goes, after checking that all are there with the right shapes."""
-    stacks = list(stacked(config, weights, checkpoint.tensors))
+def slots(config: ModelConfig, weights: ModelWeights, there: Container[str]) -> dict[str, TensorSlot]:
+    """Where each tensor of files goes, by name. there: the names in files."""
+    stacks = list(stacked(config, weights, there))
     inside = {name for _, _, _, turns in stacks for names in turns for name in names}
-    found = {
+    return {
         each: into
         for name, matrix in destinations(config, weights)
         if name not in inside
-        for each, into in stored(name, matrix, _scheme_of(config, name, matrix), checkpoint.tensors)
-    } | stack_slots(stacks, config, checkpoint.tensors)
+        for each, into in stored(name, matrix, _scheme_of(config, name, matrix), there)
+    } | stack_slots(stacks, config, there)
+
+
+def _fitting(checkpoint: Checkpoint, config: ModelConfig, weights: ModelWeights) -> dict[str, TensorSlot]:
+    """Where each tensor goes, after checking that all are there with the right shapes."""
+    found = slots(config, weights, checkpoint.tensors)
     if (own := config.stack.embedding) is not None:
         found[TABLE] = TensorSlot(own.table(config.num_layers), FLOATS, partial(_hold, weights))
     expected = {name: (into.shape, into.kinds) for name, into in found.items()}
-    tied = {LM_HEAD: (tuple(weights.lm_head.shape), FLOATS)} if _ties(config) else {}
+    tied = {LM_HEAD: (tuple(weights.lm_head.shape), FLOATS)} if config.tie_word_embeddings else {}
     checkpoint.check(expected, tied)
-    if _ties(config) and weights.lm_head is not weights.embed:
+    if config.tie_word_embeddings and weights.lm_head is not weights.embed:
         head, embed = weights.lm_head, weights.embed
 
         def put_both(found: Matrix) -> Tensor | None:
@@ -202,10 +207,6 @@ def idle_tensors(config: ModelConfig) -> tuple[str, ...]:
     return tuple(f"model.layers.{number}.{module}." for number, modules in found for module in modules)
 
 
-def _ties(config: ModelConfig) -> bool:
-    return config.tie_word_embeddings
-
-
 def _scheme_of(config: ModelConfig, name: str, matrix: Matrix) -> Scheme | None:
     """How the matrix with this name is stored; None for floats."""
     if isinstance(matrix, Tensor) or config.quantization is None:
@@ -224,25 +225,17 @@ def allocate(
     :func:`load`."""
 
     rooms = WeightAllocator(config, dtype, matrices or dtype, torch.device(device))
-    embed = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
+    stack, hidden = config.stack, config.hidden_size
+    embed = torch.empty(config.vocab_size if stack.whole else 0, hidden, dtype=dtype, device=device)
+    own, last = stack.parameters(hidden), tuple(stack.norm.vectors(FINAL_NORM, hidden) if stack.whole else ())
+    inside = ((layer.products(hidden), layer.vectors(hidden)) for layer in stack.layers)
     return ModelWeights(
         embed=embed,
-        layers=[
-            _allocate_layer(layer, config.hidden_size, rooms, f"model.layers.{number}.", number in away)
-            for number, layer in enumerate(config.stack.layers)
-        ],
-        final_norm=_allocate_vectors(rooms, config.stack.norm.vectors(FINAL_NORM, config.hidden_size)),
-        lm_head=_allocate_head(config, rooms, embed),
-        outside=_allocate_outside(config, rooms),
+        layers=[_allocate_part(rooms, *each, f"model.layers.{n}.", n in away) for n, each in enumerate(inside)],
+        final_norm=_allocate_part(rooms, (), last).vectors,
+        lm_head=_allocate_head(config, rooms, embed) if stack.whole else embed,
+        outside=_allocate_part(rooms, own.products, own.vectors),
     )
-
-
-def _allocate_outside(config: ModelConfig, rooms: WeightAllocator) -> LayerWeights:
-    if (own := config.stack.embedding) is None:
-        return LayerWeights({}, {}, {})
-    made = own.projection(config.hidden_size, config.num_layers)
-    matrix = rooms.matrix(made.outer, made.inner, PROJECTION)
-    return LayerWeights({PROJECTION: matrix}, {}, _allocate_vectors(rooms, own.outside()))
 
 
 def _allocate_head(config: ModelConfig, rooms: WeightAllocator, embed: Tensor) -> Matrix:
@@ -253,38 +246,38 @@ def _allocate_head(config: ModelConfig, rooms: WeightAllocator, embed: Tensor) -
     return rooms.matrix(len(embed), embed.shape[1], HEAD)
 
 
-def _allocate_layer(layer: Layer, hidden: int, rooms: WeightAllocator, prefix: str, away: bool) -> LayerWeights:
+def _allocate_part(
+    rooms: WeightAllocator, products: Iterable[Product], vectors: Iterable[Vector], prefix: str = "", away: bool = False
+) -> LayerWeights:
+    """A layer's, or those outside."""
     matrices, biases = dict[str, Matrix](), dict[str, Tensor]()
     of_experts = replace(rooms, device=torch.device("cpu")) if away else rooms
-    for product in layer.products(hidden):
+    for product in products:
         modules = (f"{prefix}{module}" for module in product.rows)
         matrices[product.name] = (of_experts if product.experts else rooms).matrix(
             product.outer, product.inner, *modules
         )
         if product.bias:
             biases[product.name] = rooms.vector((product.outer,))
-    return LayerWeights(matrices, biases, _allocate_vectors(rooms, layer.vectors(hidden)))
-
-
-def _allocate_vectors(rooms: WeightAllocator, vectors: Iterable[Vector]) -> dict[str, Tensor]:
-    return {each.name: rooms.vector(each.shape, wide=each.wide) for each in vectors}
+    return LayerWeights(matrices, biases, {each.name: rooms.vector(each.shape, each.wide) for each in vectors})
 
 
 def destinations(config: ModelConfig, weights: ModelWeights) -> Iterator[tuple[str, Matrix]]:
     """Every tensor name that a checkpoint must have, and the view of the fused weights that it is copied into."""
-    yield EMBEDDING, weights.embed
+    hidden, stack = config.hidden_size, config.stack
+    if stack.whole:
+        yield EMBEDDING, weights.embed
     yield from weights.final_norm.items()
-    yield from ((f"{module}.weight", matrix) for module, matrix in weights.outside.matrices.items())
-    yield from weights.outside.vectors.items()
-    if not config.tie_word_embeddings:
+    yield from _destinations(stack.parameters(hidden).products, weights.outside)
+    if stack.whole and not config.tie_word_embeddings:
         yield LM_HEAD, weights.lm_head
-    for number, (layer, held) in enumerate(zip(config.stack.layers, weights.layers, strict=True)):
-        for name, into in _layer_destinations(layer, config.hidden_size, held):
+    for number, (layer, held) in enumerate(zip(stack.layers, weights.layers, strict=True)):
+        for name, into in _destinations(layer.products(hidden), held):
             yield f"model.layers.{number}.{name}", into
 
 
-def _layer_destinations(layer: Layer, hidden: int, held: LayerWeights) -> Iterator[tuple[str, Matrix]]:
-    for product in layer.products(hidden):
+def _destinations(products: Iterable[Product], held: LayerWeights) -> Iterator[tuple[str, Matrix]]:
+    for product in products:
         for kind, whole in (("weight", held.matrices[product.name]), ("bias", held.biases.get(product.name))):
             if whole is not None:
                 parts = whole.split_with_sizes(list(product.rows.values()))

@@ -1,4 +1,4 @@
-"""Dispatch of ops: to the torch reference, or to a GPU or CPU kernel."""
+"""Dispatch of ops: to the torch reference, or to a GPU or CPU kernel. References have derivatives."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ R = TypeVar("R")
 
 @contextmanager
 def references() -> Iterator[None]:
-    """In this block ops on a CPU are computed by their torch references, slowly."""
+    """In this block ops are computed by their torch references, slowly."""
     token = _references.set(True)
     try:
         yield
@@ -53,7 +53,7 @@ class Op(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         first = _tensor_of(args[0] if args else next(iter(kwargs.values())))
-        if first.is_cuda:
+        if first.is_cuda and not _references.get():
             return self._of_gpu(*args, **kwargs)
         return (self._of_cpu if compiled(first) else self._reference)(*args, **kwargs)
 

@@ -210,7 +210,7 @@ class Eagle(LayeredHead):
         return made(head, pool, kv=kv, vocabulary=vocabulary)
 
     def _vocabulary(self, head: EagleHead, target: ModelRunner) -> DraftVocabulary | None:
-        return drafted_tokens(head.output, self.vocabulary, target.decoder.config, head.token_ids)
+        return drafted_tokens(head.decoder.head, self.vocabulary, target.decoder.config, head.token_ids)
 
     def tokens(self, config: HeadConfig) -> int:
         """Of a large vocabulary, only tokens that were said lately."""
