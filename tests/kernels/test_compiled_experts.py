@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from foresay.verifier.ops.experts import mixed
 from foresay.verifier.ops.kernels.blocked import BlockedWeight
-from foresay.verifier.ops.kernels.experts import expert_linear, mixed, route, sort_rows
+from foresay.verifier.ops.kernels.experts import expert_linear, route, sort_rows
 from foresay.verifier.ops.quantized import E8M0, QuantizedMatrix
 from foresay.verifier.ops.records import Gate, Routing
 from tests.combinations import pairwise
@@ -46,7 +47,7 @@ def test_every_product_is_made_of_one_instruction(shape, kind, rows, capability,
         made = expert_linear(same, weight(2 * how.experts * inner, hidden, gated), x.dtype, where)
         shared = of(rows, hidden), logits
         parts = of(rows * how.chosen, hidden)
-        mixed(parts, weights, where.places, x.dtype, *shared)
+        mixed.launch(parts, weights, where.places, x.dtype, *shared)
         assert made.shape == (rows * how.chosen, inner)
 
     made = compile_launches(call, tmp_path, capability)

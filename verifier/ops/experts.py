@@ -18,8 +18,12 @@ from torch import Tensor
 
 from foresay.verifier.ops.eager import compiled, op
 from foresay.verifier.ops.kernels.blocked import BlockedWeight
+from foresay.verifier.ops.launch import launch, new, on_triton
 from foresay.verifier.ops.linear import PackedWeight, finish
 from foresay.verifier.ops.records import TILE, Routing, Sorted, SplitKSums, turns_of
+
+#: Columns of a row that are added up by a program.
+_COLUMNS = 256
 
 
 def places_of(rows: int, how: Routing) -> int:
@@ -110,7 +114,7 @@ def _of_all(x: Tensor, weight: PackedWeight | BlockedWeight) -> Tensor:
     return sums if bias is None else sums + bias
 
 
-@op(gpu="experts", cpu="experts")
+@op()
 def mixed(
     parts: Tensor,
     weights: Tensor,
@@ -132,3 +136,24 @@ def mixed(
     if shared is not None:
         total = total + (shared if gate is None else shared * gate[:, -1:].sigmoid())
     return total.to(dtype)
+
+
+@mixed.kernel
+def _mixed(
+    parts: Tensor,
+    weights: Tensor,
+    places: Tensor,
+    dtype: torch.dtype,
+    shared: Tensor | None = None,
+    gate: Tensor | None = None,
+    count: Tensor | None = None,
+) -> Tensor:
+    (rows, each), width = places.shape, parts.shape[1]
+    out, others = new((rows, width), parts, dtype), (parts if one is None else one for one in (shared, gate))
+    constants = {"WIDTH": width, "CHOSEN": each, "SHARED": shared is not None, "PADDED": on_triton(parts)}
+    launch(
+        "experts.mix_rows", (rows, -(-width // _COLUMNS)), (parts, weights, places, *others, out),
+        constants | {"GATES": 0 if gate is None else gate.shape[1], "BLOCK": _COLUMNS}, count, rows=True, num_warps=2,
+        enable_fp_fusion=False,
+    )  # fmt: skip
+    return out

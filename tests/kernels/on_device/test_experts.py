@@ -131,6 +131,6 @@ def test_what_experts_made_is_added_up_in_their_order(dtype, gated, device) -> N
     places[3], weights[3] = -1, 0.0
     for more in ((), (shared, gate) if gated else (shared,)):
         given, eps = [one.to(device) for one in (parts, weights, places)], torch.finfo(dtype).eps
-        found = experts.mixed(given[0][1:], given[1], given[2], dtype, *(one.to(device) for one in more))
+        found = op.mixed.launch(given[0][1:], given[1], given[2], dtype, *(one.to(device) for one in more))
         wanted = op.mixed(parts[1:], weights, places, dtype, *more)
         torch.testing.assert_close(found.cpu(), wanted, rtol=2 * eps, atol=2e-6)

@@ -37,8 +37,8 @@ from foresay.verifier.ops.records import Routing, Sorted, turns_of
 
 #: Keys of experts already chosen, and of NaN or experts not considered.
 _TAKEN, _ASIDE = tl.constexpr(-(1 << 31)), tl.constexpr(1 - (1 << 31))
-#: Pairs that are sorted at a time, and columns of a row that are added up by a program.
-_PAIRS, _COLUMNS = 1024, 256
+#: Pairs that are sorted at a time.
+_PAIRS = 1024
 _SIZES = ("pairs", "tiles")
 
 
@@ -224,14 +224,16 @@ def expert_linear(x: Tensor, weight: BlockedWeight, dtype: torch.dtype, rows: So
 
 @triton.jit
 def mix_rows(parts, weights, places, shared, gates, out, WIDTH: tl.constexpr, CHOSEN: tl.constexpr,
-             SHARED: tl.constexpr, GATES: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
-    """Grid (R, WIDTH / BLOCK). GATES: columns of ``gates``; 0: the shared output has none."""
+             SHARED: tl.constexpr, GATES: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr,
+             CHAINED: tl.constexpr):  # fmt: skip
+    """Grid (R, WIDTH / BLOCK), for GPU and CPU. GATES: columns of ``gates``; 0: the shared output has none. PADDED:
+    whether places may be negative."""
     wait_turn(CHAINED)
     row, columns = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside, total = columns < WIDTH, tl.zeros([BLOCK], tl.float32)
     for slot in tl.static_range(CHOSEN):
         place, weight = tl.load(places + row * CHOSEN + slot), tl.load(weights + row * CHOSEN + slot)
-        part = tl.load(parts + place.to(tl.int64) * WIDTH + columns, inside & (place >= 0), 0.0)
+        part = tl.load(parts + place.to(tl.int64) * WIDTH + columns, inside & (place >= 0) if PADDED else inside, 0.0)
         total = tl.fma(part, tl.broadcast_to(weight, [BLOCK]), total)
     if SHARED:
         other = tl.load(shared + row * WIDTH + columns, inside, 0.0)
@@ -239,23 +241,3 @@ def mix_rows(parts, weights, places, shared, gates, out, WIDTH: tl.constexpr, CH
             other = other * tl.div_rn(1.0, 1.0 + tl.exp(-tl.load(gates + row * GATES + GATES - 1)))
         total = total + other
     tl.store(out + row * WIDTH + columns, total.to(out.dtype.element_ty), inside)
-
-
-def mixed(
-    parts: Tensor,
-    weights: Tensor,
-    places: Tensor,
-    dtype: torch.dtype,
-    shared: Tensor | None = None,
-    gate: Tensor | None = None,
-    count: Tensor | None = None,
-) -> Tensor:
-    """As :func:`foresay.verifier.ops.experts.mixed`."""
-    (rows, each), width = places.shape, parts.shape[1]
-    out = parts.new_empty(rows, width, dtype=dtype)
-    mix_rows[(rows, triton.cdiv(width, _COLUMNS))](
-        parts, weights, places, given(shared, parts), given(gate, parts), out, WIDTH=width, CHOSEN=each,
-        SHARED=shared is not None, GATES=0 if gate is None else gate.shape[1], BLOCK=_COLUMNS, num_warps=2,
-        enable_fp_fusion=False, **chained(),
-    )  # fmt: skip
-    return out

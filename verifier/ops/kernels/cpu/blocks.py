@@ -11,7 +11,7 @@ from typing import Any
 import llvmlite.ir as ir
 
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
-from foresay.verifier.ops.kernels.cpu.values import I64, Value, lanes_of
+from foresay.verifier.ops.kernels.cpu.values import F32, I64, Value, lanes_of
 
 #: Operators, by the names of their methods.
 COMPARED: dict[str, Callable[[Value, Value], Value]] = {
@@ -88,7 +88,7 @@ class Block:
         return self.tl.made(self.dtype, lambda value: value ^ -1, self)
 
     def __neg__(self) -> Any:
-        return self.tl.combined("mul", self, -1.0)
+        return self.tl.combined("mul", self, -1.0 if self.dtype is F32 else -1)
 
     def to(self, of: ir.Type, bitcast: bool = False) -> Any:
         """As another type."""

@@ -12,13 +12,11 @@ from torch import Tensor
 from foresay.verifier.ops.experts import places_of
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.launch import Compiled, counted, room
-from foresay.verifier.ops.kernels.cpu.values import F32, I32, I64, LANES, OF_TORCH, Value, vector
+from foresay.verifier.ops.kernels.cpu.values import F32, I32, I64, LANES, Value, vector
 from foresay.verifier.ops.records import READING, SPANS, TILE, Routing, Sorted
 
 #: Keys of experts already chosen, and of NaN or experts not considered.
 _TAKEN, _ASIDE = -(1 << 31), 1 - (1 << 31)
-#: Columns that a thread sums at a time.
-_COLUMNS = 256
 
 
 def route(
@@ -190,56 +188,4 @@ def _copying(item: int, each: int) -> Kernel:
     with k.share(k.counted(3) * each) as number:
         place = k.integer(k.load(places, I32, number), I64)
         k.copy(k.bytes_at(x, number // each * size), k.bytes_at(copies, place * size), size)
-    return k
-
-
-def mixed(
-    parts: Tensor,
-    weights: Tensor,
-    places: Tensor,
-    dtype: torch.dtype,
-    shared: Tensor | None = None,
-    gate: Tensor | None = None,
-    count: Tensor | None = None,
-) -> Tensor:
-    """As :func:`foresay.verifier.ops.experts.mixed`."""
-    (rows, each), width = places.shape, parts.shape[1]
-    out, gates = room((rows, width), dtype), 0 if gate is None else gate.shape[1]
-    _mixing(dtype, each, shared is not None, gate is not None)(
-        parts, weights, places, out, 0 if shared is None else shared, 0 if gate is None else gate,
-        counted(count, rows), width, gates,
-    )  # fmt: skip
-    return out
-
-
-@Compiled
-def _mixing(dtype: torch.dtype, each: int, shared: bool, gated: bool) -> Kernel:
-    k, of = Kernel("mixed"), OF_TORCH[dtype]
-    parts, weights, places, out, others, gates = (k.pointer(index) for index in range(6))
-    width, columns = k.number(7), k.number(8)
-    pieces = (width + (_COLUMNS - 1)) // _COLUMNS
-
-    def add(row: Value, at: Value, lanes: int) -> None:
-        kind = F32 if lanes == 1 else vector(F32)
-        total = k.variable(k.constant(0.0, kind))
-        with k.loop(row * each, (row + 1) * each) as one:
-            place, weight = k.integer(k.load(places, I32, one), I64), k.load(weights, F32, one)
-            part = k.load(parts, kind, place * width + at)
-            total.value = k.fma(weight if lanes == 1 else k.spread(weight), part, total.value)
-        if shared:
-            other = k.load(others, kind, row * width + at)
-            if gated:
-                logit = k.load(gates, F32, row * columns + columns - 1)
-                other = other * (k.constant(1.0, F32) / (k.exp(logit * -1.0) + 1.0))
-            total.value = total.value + other
-        k.write(total.value, out, of, row * width + at)
-
-    with k.share(k.counted(6) * pieces) as piece:
-        row, first = piece // pieces, piece % pieces * _COLUMNS
-        end = k.smallest(width, first + _COLUMNS)
-        whole = first + (end - first) // LANES * LANES
-        with k.loop(first, whole, LANES) as at:
-            add(row, at, LANES)
-        with k.loop(whole, end) as at:
-            add(row, at, 1)
     return k

@@ -27,6 +27,7 @@ import llvmlite.ir as ir
 
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.blocks import COMPARED, Block, Consecutive, Index, Mask, Pointer, shape_of
+from foresay.verifier.ops.kernels.cpu.functions import OWN, Functions
 from foresay.verifier.ops.kernels.cpu.values import (
     BF16,
     E4M3,
@@ -48,7 +49,7 @@ _WHOLE = (I1, I8, I16, I32, I64)
 _UNROLLED = 256
 
 
-class Language:
+class Language(Functions):
     """The ``tl`` of kernels. programs: the ids of this program. vectors: whether last axes are processed in vectors."""
 
     float32, int32, int64, int8, constexpr, static_range = F32, I32, I64, I8, object, range
@@ -71,7 +72,7 @@ class Language:
     def _meant(self, value: Any) -> Any:
         """The meaning of a name of a kernel's module in this language."""
         if hasattr(value, "fn") and hasattr(value, "arg_names"):
-            own = {"kept": self.kept, "capped": self.capped}.get(value.fn.__name__)
+            own = getattr(self, value.fn.__name__, None) if value.fn.__name__ in OWN else None
             return own or (lambda *arguments, **constants: self.run(value, *arguments, **constants))
         if type(value).__name__ == "constexpr":
             return value.value
@@ -157,7 +158,7 @@ class Language:
             base = self.k.select(self.read(condition, ()), first, second)
             return self.pointer(f"{yes.name} or {no.name}", base, yes.of)
         if not isinstance(yes, Block) and not isinstance(no, Block):
-            yes = self.full((), yes, I64)
+            yes = self.full((), yes, F32 if isinstance(yes, float) else I64)
         if not (isinstance(yes, Block) and isinstance(no, Block) and yes.dtype is no.dtype):
             yes, no, _ = self._alike(yes, no)
         return self.made(yes.dtype, self.k.select, condition, yes, no)
@@ -180,18 +181,6 @@ class Language:
         widest = max(values, key=lambda value: lanes_of(value.type))
         return self.k.fma(*(self.k.alike(value, widest)[0] for value in values))
 
-    def exp(self, x: Block) -> Block:
-        """The exponential of fp32."""
-        return self.made(F32, self.k.exp, x)
-
-    def capped(self, x: Block, cap: float) -> Block:
-        """``cap * tanh(x / cap)``."""
-        return self.made(F32, lambda value: self.k.softcapped(value, cap), x)
-
-    def sqrt_rn(self, x: Block) -> Block:
-        """The square root."""
-        return self.made(F32, self.k.sqrt, x)
-
     def cast(self, value: Any, of: ir.Type) -> Any:
         """As another type."""
         return value.to(of) if isinstance(value, Block) else value
@@ -199,6 +188,10 @@ class Language:
     def full(self, shape: Sequence[int], value: float, of: ir.Type) -> Block:
         """A block of equal numbers."""
         return Block(self, of, tuple(shape), lambda _: self.k.constant(value, of))
+
+    def broadcast_to(self, x: Block, shape: Sequence[int]) -> Block:
+        """The same: shapes are matched where blocks are combined."""
+        return x
 
     def zeros(self, shape: Sequence[int], of: ir.Type) -> Block:
         """Zeros."""
@@ -284,7 +277,10 @@ class Language:
             parts, position = self._unknown(mask), self.read(pointer.offset, index)
             where = self.k.at(pointer.base, position.first if isinstance(position, Consecutive) else position, of)
             if parts:
-                where = self.k.select(self._all(parts, index), where, self.k.filled(of, other or 0))
+                there = self._all(parts, index)
+                if lanes_of(there.type):
+                    return self.k.masked(where, of, there, other or 0)
+                where = self.k.select(there, where, self.k.filled(of, other or 0))
             return self.k.load(where, vector(of) if isinstance(position, Consecutive) else of)
 
         made = Block(self, of, shape_of(pointer.offset, mask), at)
