@@ -51,7 +51,8 @@ class Block:
 
     parts: of a mask, the conditions that must all hold. limit: of the condition ``counting < number``: the axis,
     counted from the last, which is -1, and both sides. counts: the axis along which numbers increase by one. below: a
-    known upper bound of all. factors: of a product. within: the mask outside of which nothing is read.
+    known upper bound of all. factors: of a product. within: the mask outside of which nothing is read. home: where it
+    is kept.
     """
 
     def __init__(self, tl: Any, of: ir.Type, shape: tuple[int, ...], at: Callable[[Index], Value]) -> None:
@@ -62,6 +63,7 @@ class Block:
         self.below: float = math.inf
         self.factors: tuple[Block, Block] | None = None
         self.within: Mask = True
+        self.home: Pointer | None = None
         if not shape:  # a number is known from here on
             value = at(())
             self.at = lambda _: value

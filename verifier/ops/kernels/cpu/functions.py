@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import llvmlite.ir as ir
 
@@ -12,7 +12,7 @@ from foresay.verifier.ops.kernels.cpu.blocks import Block
 from foresay.verifier.ops.kernels.cpu.values import F32, I1, I64, Value
 
 #: Functions of kernels whose names mean a method of the language, not their own text.
-OWN = ("kept", "capped", "silu", "mean_of", "last_above")
+OWN = ("kept", "updated", "capped", "silu", "mean_of", "last_above", "whole_sum")
 
 
 class Functions(ABC):
@@ -23,6 +23,10 @@ class Functions(ABC):
     @abstractmethod
     def made(self, of: ir.Type, make: Callable[..., Value], *blocks: Block) -> Block:
         """A block computed elementwise from blocks."""
+
+    def broadcast_to(self, x: Block, shape: Sequence[int]) -> Block:
+        """The same: shapes are matched where blocks are combined."""
+        return x
 
     def exp(self, x: Block) -> Block:
         """The exponential."""

@@ -189,10 +189,6 @@ class Language(Functions):
         """A block of equal numbers."""
         return Block(self, of, tuple(shape), lambda _: self.k.constant(value, of))
 
-    def broadcast_to(self, x: Block, shape: Sequence[int]) -> Block:
-        """The same: shapes are matched where blocks are combined."""
-        return x
-
     def zeros(self, shape: Sequence[int], of: ir.Type) -> Block:
         """Zeros."""
         return self.full(shape, 0, of)
@@ -207,6 +203,11 @@ class Language(Functions):
         made = Block(self, I64, (end,), lambda index: index[0])
         made.counts, made.below = -1, end
         return made
+
+    def range(self, count: int) -> Iterator[Block]:
+        """A loop of the machine: its body is emitted once, and changes only what is ``updated`` or stored."""
+        with self.k.loop(0, count) as at, self._knowing():
+            yield self.number(at)
 
     # -- loops ------------------------------------------------------------------------------------------------------
 
@@ -323,10 +324,17 @@ class Language(Functions):
             key = tuple(slice(None) if at == axis else None for at in range(len(block.shape)))
             index = index * size + self.arange(0, size)[key]
         room = self.k.array(block.dtype, math.prod(block.shape))
-        pointer = Pointer(f"block {len(self._stores)}", room, block.dtype, index)
-        self._stored(pointer, block, block.within, self.vectors if vectors is None else vectors)
-        block.at = self.load(pointer).at
+        block.home = Pointer(f"block {len(self._stores)}", room, block.dtype, index)
+        self._stored(block.home, block, block.within, self.vectors if vectors is None else vectors)
+        block.at = self.load(block.home).at
         return block
+
+    def updated(self, before: Block, after: Block) -> Block:
+        """A kept block, written over number by number."""
+        assert before.home is not None and before.shape == after.shape, "it was kept in this shape"
+        self._stored(before.home, after, True, self.vectors)
+        before.at = self.load(before.home).at
+        return before
 
     # -- sums -------------------------------------------------------------------------------------------------------
 
@@ -341,11 +349,26 @@ class Language(Functions):
         return self._folded(x, axis, 0, add, operator.add)
 
     def max(self, x: Block, axis: int) -> Block:
-        """The largest along the last axis, of integers."""
-        least = -(1 << (x.dtype.width - 1))
+        """The largest along the last axis; NaN is left out."""
+        least = -math.inf if x.dtype is F32 else -(1 << (x.dtype.width - 1))
         return self._folded(x, axis, least, lambda total, at: self.k.larger(self.read(x, at), total), self.k.larger)
 
-    def _folded(self, x: Block, axis: int, start: int, add: Callable[[Value, Index], Value],
+    def min(self, x: Block, axis: int) -> Block:
+        """The smallest along the last axis, of integers."""
+        most, smaller = (1 << (x.dtype.width - 1)) - 1, self.k.smallest
+        return self._folded(x, axis, most, lambda total, at: smaller(self.read(x, at), total), smaller)
+
+    def whole_sum(self, x: Block) -> Block:
+        """The sum of all numbers, one after the other."""
+        total = self.k.variable(self.k.constant(0, x.dtype))
+
+        def add(index: Index) -> None:
+            total.value = total.value + self.read(x, index)
+
+        self._each(x.shape, True, add, False)
+        return self.number(total.value)
+
+    def _folded(self, x: Block, axis: int, start: float, add: Callable[[Value, Index], Value],
                 join: Callable[[Value, Value], Value]) -> Block:  # fmt: skip
         assert axis == len(x.shape) - 1, "along the last axis"
         k, of = self.k, x.dtype
