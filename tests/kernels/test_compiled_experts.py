@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from foresay.verifier.ops.experts import mixed, route
 from foresay.verifier.ops.kernels.blocked import BlockedWeight
-from foresay.verifier.ops.kernels.experts import expert_linear, mixed, route, sort_rows
+from foresay.verifier.ops.kernels.experts import expert_linear, sort_rows
 from foresay.verifier.ops.quantized import E8M0, QuantizedMatrix
 from foresay.verifier.ops.records import Gate, Routing
 from tests.combinations import pairwise
@@ -32,7 +33,8 @@ def of(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 def test_every_product_is_made_of_one_instruction(shape, kind, rows, capability, tmp_path) -> None:
     """The dense products'."""
     hidden, inner, how, gated = SHAPES[shape]
-    x, logits, correction = of(rows, hidden, dtype=torch.bfloat16), of(rows, how.experts + 1), of(how.experts)
+    x, logits = of(rows, hidden, dtype=torch.bfloat16), of(rows, how.experts + 1)
+    correction = of(how.experts) if how.sigmoid else None
 
     def weight(outer: int, inner: int, gated: Gate = "") -> BlockedWeight:
         if kind == "floats":
@@ -41,12 +43,12 @@ def test_every_product_is_made_of_one_instruction(shape, kind, rows, capability,
         return BlockedWeight.of(matrix, None, gated, how.experts)
 
     def call() -> None:
-        chosen, weights = route(logits, how, correction if how.sigmoid else None, None, of(rows, dtype=torch.int64))
+        chosen, weights = route.launch(
+            logits, how, correction if how.sigmoid else None, None, of(rows, dtype=torch.int64)
+        )
         same, where = sort_rows(x, chosen, how)
         made = expert_linear(same, weight(2 * how.experts * inner, hidden, gated), x.dtype, where)
-        shared = of(rows, hidden), logits
-        parts = of(rows * how.chosen, hidden)
-        mixed(parts, weights, where.places, x.dtype, *shared)
+        mixed.launch(of(rows * how.chosen, hidden), weights, where.places, x.dtype, of(rows, hidden), logits)
         assert made.shape == (rows * how.chosen, inner)
 
     made = compile_launches(call, tmp_path, capability)

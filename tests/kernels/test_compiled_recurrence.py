@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from foresay.kvpaging.states import NODES, LayerStates
-from foresay.verifier.ops.kernels.recurrence import gated_delta, replay_paths, short_conv
+from foresay.verifier.ops.kernels.recurrence import replay_paths
 from foresay.verifier.ops.records import AttentionMetadata, DeltaWeights, Scan, StateRows
+from foresay.verifier.ops.recurrence import gated_delta, short_conv
 from tests.kernels.compiling import CAPABILITIES, compile_launches
 
 pytestmark = pytest.mark.parametrize("capability", CAPABILITIES)
@@ -49,7 +50,7 @@ def test_heads_that_remember(shape, trees, capability, tmp_path) -> None:
     def call() -> None:
         layer = LayerStates(*(part[0] for part in whole))
         mixed, rates = of(40, channels + values), of(40, heads if scan else 2 * heads)
-        gated_delta(mixed, rates, weights, layer, rows_of(40, trees), torch.bfloat16)
+        gated_delta.launch(mixed, rates, weights, layer, rows_of(40, trees), torch.bfloat16)
         ints, paths = of(2, dtype=torch.int32), of(2, 8, dtype=torch.int64)
         replay_paths(whole, of(2, 3, dtype=torch.int32), ints, of(2, dtype=torch.int64), paths, 16)
 
@@ -64,7 +65,7 @@ def test_short_convolutions(trees, capability, tmp_path) -> None:
     layer = LayerStates(of(5, 0, 0, 0, 16), of(5, 2, 2048), of(2 * NODES, 0), of(2 * NODES, 2048))
 
     def call() -> None:
-        short_conv(of(40, 3 * 2048), of(3, 2048), layer, rows_of(40, trees), torch.bfloat16)
+        short_conv.launch(of(40, 3 * 2048), of(3, 2048), layer, rows_of(40, trees), torch.bfloat16)
 
     (made,) = compile_launches(call, tmp_path, capability).values()
     assert made.stack == 0 and made.registers <= 64

@@ -38,7 +38,7 @@ def run(body: Any, *tensors: Tensor, programs: int = 1, vectors: bool = True, **
 @triton.jit
 def _halves(x, out, total, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     rows, columns = tl.arange(0, ROWS)[:, None], tl.arange(0, WIDTH)[None, :]
-    read = tl.load(x + rows * WIDTH + columns, rows < tl.load(total), 0.0)
+    read = tl.load(x + rows * WIDTH + columns, (rows < tl.load(total)) & (columns <= 7 * tl.load(total)), 0.0)
     tl.store(out + tl.arange(0, ROWS), tl.sum(read * read, axis=1))
 
 
@@ -47,7 +47,7 @@ def _halves(x, out, total, ROWS: tl.constexpr, WIDTH: tl.constexpr):
 def test_sums_along_the_last_axis_within_a_mask(rows: int, width: int) -> None:
     x, out = torch.arange(rows * width, dtype=torch.float32).view(rows, width) % 7, torch.full((rows,), -1.0)
     run(_halves, x, out, torch.tensor([3]), ROWS=rows, WIDTH=width)
-    wanted = x.square().sum(1)
+    wanted = x[:, :22].square().sum(1)
     wanted[3:] = 0.0
     assert torch.equal(out, wanted)
 

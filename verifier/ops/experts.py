@@ -18,8 +18,12 @@ from torch import Tensor
 
 from foresay.verifier.ops.eager import compiled, op
 from foresay.verifier.ops.kernels.blocked import BlockedWeight
+from foresay.verifier.ops.launch import launch, new, on_triton, padded
 from foresay.verifier.ops.linear import PackedWeight, finish
 from foresay.verifier.ops.records import TILE, Routing, Sorted, SplitKSums, turns_of
+
+#: Columns of a row that are added up by a program.
+_COLUMNS = 256
 
 
 def places_of(rows: int, how: Routing) -> int:
@@ -27,7 +31,7 @@ def places_of(rows: int, how: Routing) -> int:
     return rows * how.chosen + min(how.experts, rows * how.chosen) * (TILE - 1)
 
 
-@op(gpu="experts", cpu="experts")
+@op()
 def route(
     logits: Tensor,
     how: Routing,
@@ -59,6 +63,30 @@ def route(
     weights = weights * how.scale if factors is None else weights * how.scale * factors[chosen]
     chosen = chosen if slots is None else chosen.masked_fill((slots == 0).unsqueeze(1), -1)
     return chosen.int(), weights
+
+
+@route.kernel
+def _route(
+    logits: Tensor,
+    how: Routing,
+    correction: Tensor | None = None,
+    count: Tensor | None = None,
+    slots: Tensor | None = None,
+    factors: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    (rows, width), (groups, best), on_gpu = logits.shape, how.groups, on_triton(logits)
+    chosen, weights = new((rows, how.chosen), logits, torch.int32), new((rows, how.chosen), logits)
+    given = (logits if one is None else one for one in (correction, slots if on_gpu else None, factors))
+    sizes = groups, how.experts // groups
+    launch(
+        "experts.route_rows", (rows,), (logits, *given, chosen, weights, how.scale),
+        {"WIDTH": width, "EXPERTS": how.experts, "CHOSEN": how.chosen, "SIGMOID": how.sigmoid,
+         "CORRECTED": correction is not None, "NORMALISED": how.normalised, "PADDED": on_gpu and slots is not None,
+         "WEIGHTED": factors is not None, "GROUPS": groups, "BEST": best}
+        | dict(zip(("ROWS", "BLOCK"), map(padded, sizes) if on_gpu else sizes, strict=True)),
+        count, rows=True, num_warps=1, enable_fp_fusion=False,
+    )  # fmt: skip
+    return chosen, weights
 
 
 @op(gpu="experts", cpu="experts")
@@ -110,7 +138,7 @@ def _of_all(x: Tensor, weight: PackedWeight | BlockedWeight) -> Tensor:
     return sums if bias is None else sums + bias
 
 
-@op(gpu="experts", cpu="experts")
+@op()
 def mixed(
     parts: Tensor,
     weights: Tensor,
@@ -132,3 +160,24 @@ def mixed(
     if shared is not None:
         total = total + (shared if gate is None else shared * gate[:, -1:].sigmoid())
     return total.to(dtype)
+
+
+@mixed.kernel
+def _mixed(
+    parts: Tensor,
+    weights: Tensor,
+    places: Tensor,
+    dtype: torch.dtype,
+    shared: Tensor | None = None,
+    gate: Tensor | None = None,
+    count: Tensor | None = None,
+) -> Tensor:
+    (rows, each), width = places.shape, parts.shape[1]
+    out, others = new((rows, width), parts, dtype), (parts if one is None else one for one in (shared, gate))
+    constants = {"WIDTH": width, "CHOSEN": each, "SHARED": shared is not None, "PADDED": on_triton(parts)}
+    launch(
+        "experts.mix_rows", (rows, -(-width // _COLUMNS)), (parts, weights, places, *others, out),
+        constants | {"GATES": 0 if gate is None else gate.shape[1], "BLOCK": _COLUMNS}, count, rows=True, num_warps=2,
+        enable_fp_fusion=False,
+    )  # fmt: skip
+    return out

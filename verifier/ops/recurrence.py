@@ -12,21 +12,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foresay.kvpaging.states import NODES, LayerStates
+from foresay.kvpaging.states import LANES, NODES, LayerStates
 from foresay.verifier.ops.eager import op
+from foresay.verifier.ops.launch import launch, new, on_triton, padded, warps
 from foresay.verifier.ops.records import AttentionMetadata, DeltaWeights, StateRows
 
+#: Values of a program that remembers on a GPU, which is one warp: its sums are within it, without a barrier for each.
+VALUES = 4
 #: Added to a sum of squares, before its root divides a key or a query.
 NORM_EPS = 1e-6
 
 
-@op(gpu="recurrence", cpu="recurrence")
+@op()
 def gated_delta(
     mixed: Tensor,
     rates: Tensor,
@@ -72,7 +76,55 @@ def gated_delta(
     return done.flatten(1).to(dtype)
 
 
-@op(gpu="recurrence", cpu="recurrence")
+@gated_delta.kernel
+def _gated_delta(
+    mixed: Tensor,
+    rates: Tensor,
+    weights: DeltaWeights,
+    layer: LayerStates,
+    rows: StateRows,
+    dtype: torch.dtype,
+) -> Tensor:
+    (heads, tiles, dim, _), (taps, channels) = layer.states.shape[1:], weights.taps.shape
+    number, width, scan, block = len(mixed), tiles * LANES, weights.scan, padded if on_triton(mixed) else int
+    keys = (channels - heads * width) // 2
+    places, kinds = _places_of(rows)
+    part = width if scan is None or on_triton(mixed) else math.gcd(heads * width, 512)
+    made, gains, out = (new((number, size), mixed) for size in (channels, 2 * heads, heads * width))
+    sizes = {"HEADS": heads, "KEYS": keys, "DIM": dim, "WIDTH": width, "SCANS": scan is not None}
+    bias, skip, parts = (weights.taps, weights.decay, heads) if scan is None else (scan.bias, scan.skip, scan.parts)
+    launch(
+        "recurrence.convolve_rows", (number, 2 * keys // dim + heads * width // part),
+        (mixed, rates, weights.taps, bias, weights.decay, weights.shift, layer.tails, layer.records, layer.rows,
+         *places, made, gains, len(rows.pages)),
+        {**sizes, **kinds, "PADDED": on_triton(mixed), "TAPS": taps, "PART": part,
+         "BLOCK": block(max(dim, part)), "GAINS": block(heads), "SCALE": 1 / math.sqrt(dim)},
+        rows.count, rows=True, num_warps=1, enable_fp_fusion=False,
+    )  # fmt: skip
+    if on_triton(mixed):
+        paths, sequences = 1 if rows.paged.words is None else NODES, len(rows.pages)
+        by_rows = paths == NODES and number <= sequences * paths
+        launch(
+            "recurrence.remember_rows", (number if by_rows else sequences * paths, heads, width // VALUES),
+            (made, gains, skip, layer.states, layer.records, *places, out, sequences, paths),
+            {**sizes, **kinds, "BY_ROWS": by_rows, "BLOCK": padded(dim), "VALUES": VALUES},
+            num_warps=1, enable_fp_fusion=False,
+        )  # fmt: skip
+    else:
+        kernels = import_module("foresay.verifier.ops.kernels.cpu.recurrence")
+        kernels.remember(made, gains, skip, layer, rows, out, scan is not None)
+    done, shared = new(out.shape, out, dtype), heads * dim // keys if weights.tiled else 1
+    width = heads * width // parts
+    launch(
+        "recurrence.finish_rows", (number, parts), (out, mixed, weights.norm, done, weights.eps),
+        {"PARTS": parts, "WIDTH": width, "CHANNELS": channels, "SHARED": shared, "BLOCK": block(width),
+         "SCANS": scan is not None},
+        rows.count, rows=True, num_warps=warps(width), enable_fp_fusion=False,
+    )  # fmt: skip
+    return done
+
+
+@op()
 def short_conv(
     mixed: Tensor,
     taps: Tensor,
@@ -95,6 +147,29 @@ def short_conv(
         for row, out in enumerate(_outputs(let_in[begin:end], layer, rows, number, begin, step), begin):
             found[row] = out
     return (found * second).to(dtype)
+
+
+@short_conv.kernel
+def _short_conv(mixed: Tensor, taps: Tensor, layer: LayerStates, rows: StateRows, dtype: torch.dtype) -> Tensor:
+    (number, channels), (places, kinds) = taps.shape, _places_of(rows)
+    done, block = new((len(mixed), channels), mixed, dtype), min(padded(channels), 256)
+    launch(
+        "recurrence.short_rows", (len(mixed), -(-channels // block)),
+        (mixed, taps, layer.tails, layer.rows, *places, done, len(rows.pages)),
+        {**kinds, "PADDED": on_triton(mixed), "CHANNELS": channels, "TAPS": number, "BLOCK": block},
+        rows.count, rows=True, num_warps=2, enable_fp_fusion=False,
+    )  # fmt: skip
+    return done
+
+
+def _places_of(rows: StateRows) -> tuple[tuple[Tensor, ...], dict[str, int | bool]]:
+    """The rows as kernel arguments; missing ones are replaced by tensors that are not read."""
+    paged, count = rows.paged, len(rows.pages)
+    words = paged.offsets if paged.words is None else paged.words
+    text = paged.offsets if paged.is_prefill is None else paged.is_prefill
+    kinds = {"TREES": paged.words is not None, "TEXTS": paged.is_prefill is not None}
+    given = (paged.offsets, paged.lengths, words, text, rows.pages, rows.stops, rows.nodes)
+    return given, {**kinds, "SEQUENCES": padded(count) if on_triton(rows.pages) else count}
 
 
 def _sequences(paged: AttentionMetadata) -> Iterator[tuple[int, int, int]]:

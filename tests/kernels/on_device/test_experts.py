@@ -40,17 +40,17 @@ def test_experts_are_chosen_as_the_contract_says(how, device) -> None:
     logits[7], logits[8], slots = 0.0, -0.0, torch.arange(50) % 10
     wanted, their = op.route(logits, how, correction, None, slots)
     on_device = [None if one is None else one.to(device) for one in (correction, None, slots)]
-    chosen, weights = experts.route(logits.to(device), how, *on_device)
+    chosen, weights = op.route.launch(logits.to(device), how, *on_device)
     assert torch.equal(chosen.cpu(), wanted)
     torch.testing.assert_close(weights.cpu(), their, rtol=1e-5, atol=1e-7)
     factors = 1 + 0.3 * noise(how.experts, seed=2)
-    same, own = experts.route(logits.to(device), how, on_device[0], None, on_device[2], factors.to(device))
+    same, own = op.route.launch(logits.to(device), how, on_device[0], None, on_device[2], factors.to(device))
     real = slots.to(device) != 0
     assert torch.equal(same, chosen) and torch.equal(own[real], (weights * factors.to(device)[chosen.long()])[real])
-    alone = experts.route(logits[23:24].to(device), how, on_device[0])
+    alone = op.route.launch(logits[23:24].to(device), how, on_device[0])
     assert torch.equal(alone[0], chosen[23:24]) and torch.equal(alone[1], weights[23:24])
     broken = torch.full_like(logits, torch.nan).to(device)
-    assert all(len({*each} & {*range(how.experts)}) == how.chosen for each in experts.route(broken, how)[0].tolist())
+    assert all(len({*each} & {*range(how.experts)}) == how.chosen for each in op.route.launch(broken, how)[0].tolist())
 
 
 @pytest.mark.parametrize(("rows", "kind"), [(1, ""), (5, "apart"), (70, ""), (700, "all on one")])
@@ -131,6 +131,6 @@ def test_what_experts_made_is_added_up_in_their_order(dtype, gated, device) -> N
     places[3], weights[3] = -1, 0.0
     for more in ((), (shared, gate) if gated else (shared,)):
         given, eps = [one.to(device) for one in (parts, weights, places)], torch.finfo(dtype).eps
-        found = experts.mixed(given[0][1:], given[1], given[2], dtype, *(one.to(device) for one in more))
+        found = op.mixed.launch(given[0][1:], given[1], given[2], dtype, *(one.to(device) for one in more))
         wanted = op.mixed(parts[1:], weights, places, dtype, *more)
         torch.testing.assert_close(found.cpu(), wanted, rtol=2 * eps, atol=2e-6)

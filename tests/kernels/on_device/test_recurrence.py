@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from foresay.kvpaging.states import LANES, NODES, LayerStates
+from foresay.verifier.ops import recurrence as ops
 from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.kernels import recurrence as kernels
 from foresay.verifier.ops.records import AttentionMetadata, DeltaWeights, Scan, StateRows
-from foresay.verifier.ops.recurrence import gated_delta, replay_paths, short_conv
 from tests.kernels.on_device.conftest import INTERPRETED
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")]
@@ -28,7 +28,7 @@ of_each_kind = pytest.mark.parametrize("kind", ["delta", "scan", "short"])
 def _many_values_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the interpreter, which runs one program after the other."""
     if INTERPRETED:
-        monkeypatch.setattr(kernels, "VALUES", LANES)
+        monkeypatch.setattr(ops, "VALUES", LANES)
 
 
 class Case:
@@ -91,11 +91,10 @@ class Case:
         return torch.tensor(targets, **ints), torch.tensor(lengths, **ints), taken, nodes
 
     def run(self, given: tuple[Tensor, ...], rows: StateRows, layer: LayerStates, reference: bool = False) -> Tensor:
-        op: Any = (short_conv if self.short else gated_delta) if reference else None
-        op = op or (kernels.short_conv if self.short else kernels.gated_delta)
+        op: Any = ops.short_conv if self.short else ops.gated_delta
         inputs = (given[0], self.weights.taps) if self.short else (*given, self.weights)
         with references():
-            found: Tensor = op(*inputs, layer, rows, FP32)
+            found: Tensor = (op if reference else op.launch)(*inputs, layer, rows, FP32)
         return found
 
 
@@ -129,10 +128,8 @@ def test_a_tree_has_the_bits_of_its_paths_and_a_commit_those_of_plain_decoding(d
     trees = [tree(case.random, nodes), tree(case.random, min(nodes, 6))]
     layer, given = case.copy(), case.inputs(sum(map(len, trees)))
     found = case.run(given, case.rows(list(trees), [3, 3]), layer)
-    one, paths = (
-        LayerStates(*(part[None].contiguous() for part in layer)),
-        [path(each, len(each) - 1) for each in trees],
-    )
+    one = LayerStates(*(part[None].contiguous() for part in layer))
+    paths = [path(each, len(each) - 1) for each in trees]
     kernels.replay_paths(one, *case.jobs([[1, 2, 3], [4, 5, 6]], [3, 3], paths), 4)
     for number, own in enumerate(paths):
         for count, page in ((len(own), 2), (max((len(own) + 2) // 4 * 4 - 3, 0), 3)):
@@ -160,7 +157,7 @@ def test_a_row_has_the_same_bits_however_many_values_a_program_has(device, monke
     case = Case(device, "delta")
     given, rows, found = case.inputs(9), case.rows([tree(case.random, 5), 4], [3, 9]), list[Tensor]()
     for values in (4, LANES):
-        monkeypatch.setattr(kernels, "VALUES", values)
+        monkeypatch.setattr(ops, "VALUES", values)
         found.append(case.run(given, rows, case.copy()))
     assert torch.equal(*found)
 
@@ -192,6 +189,6 @@ def test_a_commit_is_close_to_the_reference(device, kind) -> None:
     ):
         kernels.replay_paths(ours, *given, 3, first)
         with references():
-            replay_paths(theirs, *given, 3, first)
+            ops.replay_paths(theirs, *given, 3, first)
     for mine, its in zip(ours, theirs, strict=True):
         assert torch.allclose(mine, its, rtol=1e-5, atol=1e-6)

@@ -31,14 +31,15 @@ from foresay.verifier.ops.kernels.linear import (
     tile_of_expert,
     tile_sums,
 )
+from foresay.verifier.ops.kernels.rows import kept, updated
 from foresay.verifier.ops.kernels.tile import columns_of
 from foresay.verifier.ops.launch import padded
 from foresay.verifier.ops.records import Routing, Sorted, turns_of
 
 #: Keys of experts already chosen, and of NaN or experts not considered.
 _TAKEN, _ASIDE = tl.constexpr(-(1 << 31)), tl.constexpr(1 - (1 << 31))
-#: Pairs that are sorted at a time, and columns of a row that are added up by a program.
-_PAIRS, _COLUMNS = 1024, 256
+#: Pairs that are sorted at a time.
+_PAIRS = 1024
 _SIZES = ("pairs", "tiles")
 
 
@@ -61,7 +62,8 @@ def _ranks(ranked, number, inside, SUMS: tl.constexpr, GROUPS: tl.constexpr, BES
 
 
 @triton.jit
-def _whole(values):
+def whole_sum(values):
+    """Of all numbers; a CPU adds them up in order."""
     return tl.sum(tl.sum(values, axis=1), axis=0)
 
 
@@ -80,8 +82,8 @@ def route_rows(logits, correction, slots, factors, chosen, weights, scale, WIDTH
                CHOSEN: tl.constexpr, SIGMOID: tl.constexpr, CORRECTED: tl.constexpr, NORMALISED: tl.constexpr,
                PADDED: tl.constexpr, WEIGHTED: tl.constexpr, GROUPS: tl.constexpr, BEST: tl.constexpr,
                ROWS: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
-    """Grid (R). Experts as [ROWS groups, BLOCK of each]. PADDED: there are ``slots``. WEIGHTED: there are
-    ``factors``."""
+    """Grid (R), for GPU and CPU. Experts as [ROWS groups, BLOCK of each]. PADDED: there are ``slots``. WEIGHTED: there
+    are ``factors``."""
     size: tl.constexpr = EXPERTS // GROUPS
     group, own = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
     inside = (group < GROUPS) & (own < size)
@@ -91,51 +93,31 @@ def route_rows(logits, correction, slots, factors, chosen, weights, scale, WIDTH
     score = tl.load(logits + row * WIDTH + number, inside, float("-inf"))
     if SIGMOID:
         score = tl.div_rn(1.0, 1.0 + tl.exp(-score))
+    score, number = kept(score), number.to(tl.int32)
     ranked = score
     if CORRECTED:
-        ranked = score + tl.load(correction + number, inside, 0.0)
-    key = _ranks(tl.where(inside, ranked, float("-inf")), number, inside, SIGMOID, GROUPS, BEST)
-    for _ in range(CHOSEN):
+        ranked = score + tl.load(correction + group * size + own, inside, 0.0)
+    key = kept(_ranks(tl.where(inside, ranked, float("-inf")), number, inside, SIGMOID, GROUPS, BEST))
+    for _ in tl.range(CHOSEN):
         first = _least(tl.where(key == _most(key), number, EXPERTS))
-        key = tl.where(number == first, _TAKEN, key)
+        key = updated(key, tl.where(number == first, _TAKEN, key))
     taken = inside & (key == _TAKEN)
     value = score
     if not SIGMOID:
-        value = tl.exp(score - _most(tl.where(taken, score, float("-inf"))))
-    total = _whole(tl.where(taken if NORMALISED else inside, value, 0.0))
+        value = kept(tl.exp(score - _most(tl.where(taken, score, float("-inf")))))
+    total = whole_sum(tl.where(taken if NORMALISED else inside, value, 0.0))
     if SIGMOID:
         total = total + 1e-20 if NORMALISED else 1.0
     real = tl.load(slots + row) != 0 if PADDED else True
-    last = -1
-    for slot in range(CHOSEN):
-        last = _least(tl.where(taken & (number > last), number, EXPERTS))
-        weight = tl.div_rn(_whole(tl.where(number == last, value, 0.0)), total) * scale
+    left = kept(tl.where(taken, number, EXPERTS))
+    for slot in tl.range(CHOSEN):
+        last = _least(left)
+        left = updated(left, tl.where(number == last, EXPERTS, left))
+        weight = tl.div_rn(_most(tl.where(number == last, value, float("-inf"))), total) * scale
         if WEIGHTED:
             weight = weight * tl.load(factors + last)
         tl.store(chosen + row * CHOSEN + slot, tl.where(real, last, -1))
         tl.store(weights + row * CHOSEN + slot, weight)
-
-
-def route(
-    logits: Tensor,
-    how: Routing,
-    correction: Tensor | None = None,
-    count: Tensor | None = None,
-    slots: Tensor | None = None,
-    factors: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """As :func:`foresay.verifier.ops.experts.route`."""
-    rows, (groups, best) = len(logits), how.groups
-    chosen = logits.new_empty(rows, how.chosen, dtype=torch.int32)
-    weights = logits.new_empty(rows, how.chosen)
-    route_rows[(rows,)](
-        logits, given(correction, logits), given(slots, logits), given(factors, logits), chosen, weights, how.scale,
-        WIDTH=logits.shape[1], EXPERTS=how.experts, CHOSEN=how.chosen, SIGMOID=how.sigmoid,
-        CORRECTED=correction is not None, NORMALISED=how.normalised, PADDED=slots is not None,
-        WEIGHTED=factors is not None, GROUPS=groups, BEST=best, ROWS=padded(groups),
-        BLOCK=padded(how.experts // groups), num_warps=1, enable_fp_fusion=False, **chained(),
-    )  # fmt: skip
-    return chosen, weights
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -224,14 +206,16 @@ def expert_linear(x: Tensor, weight: BlockedWeight, dtype: torch.dtype, rows: So
 
 @triton.jit
 def mix_rows(parts, weights, places, shared, gates, out, WIDTH: tl.constexpr, CHOSEN: tl.constexpr,
-             SHARED: tl.constexpr, GATES: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
-    """Grid (R, WIDTH / BLOCK). GATES: columns of ``gates``; 0: the shared output has none."""
+             SHARED: tl.constexpr, GATES: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr,
+             CHAINED: tl.constexpr):  # fmt: skip
+    """Grid (R, WIDTH / BLOCK), for GPU and CPU. GATES: columns of ``gates``; 0: the shared output has none. PADDED:
+    whether places may be negative."""
     wait_turn(CHAINED)
     row, columns = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside, total = columns < WIDTH, tl.zeros([BLOCK], tl.float32)
     for slot in tl.static_range(CHOSEN):
         place, weight = tl.load(places + row * CHOSEN + slot), tl.load(weights + row * CHOSEN + slot)
-        part = tl.load(parts + place.to(tl.int64) * WIDTH + columns, inside & (place >= 0), 0.0)
+        part = tl.load(parts + place.to(tl.int64) * WIDTH + columns, inside & (place >= 0) if PADDED else inside, 0.0)
         total = tl.fma(part, tl.broadcast_to(weight, [BLOCK]), total)
     if SHARED:
         other = tl.load(shared + row * WIDTH + columns, inside, 0.0)
@@ -239,23 +223,3 @@ def mix_rows(parts, weights, places, shared, gates, out, WIDTH: tl.constexpr, CH
             other = other * tl.div_rn(1.0, 1.0 + tl.exp(-tl.load(gates + row * GATES + GATES - 1)))
         total = total + other
     tl.store(out + row * WIDTH + columns, total.to(out.dtype.element_ty), inside)
-
-
-def mixed(
-    parts: Tensor,
-    weights: Tensor,
-    places: Tensor,
-    dtype: torch.dtype,
-    shared: Tensor | None = None,
-    gate: Tensor | None = None,
-    count: Tensor | None = None,
-) -> Tensor:
-    """As :func:`foresay.verifier.ops.experts.mixed`."""
-    (rows, each), width = places.shape, parts.shape[1]
-    out = parts.new_empty(rows, width, dtype=dtype)
-    mix_rows[(rows, triton.cdiv(width, _COLUMNS))](
-        parts, weights, places, given(shared, parts), given(gate, parts), out, WIDTH=width, CHOSEN=each,
-        SHARED=shared is not None, GATES=0 if gate is None else gate.shape[1], BLOCK=_COLUMNS, num_warps=2,
-        enable_fp_fusion=False, **chained(),
-    )  # fmt: skip
-    return out

@@ -1,4 +1,4 @@
-"""The ops of :mod:`foresay.verifier.ops.recurrence`, for a GPU.
+"""Kernels of :mod:`foresay.verifier.ops.recurrence`, for a GPU; those that convolve and finish, for a CPU too.
 
 ::
 
@@ -18,94 +18,19 @@ differ in what is learned and in what surrounds the loop.
 
 from __future__ import annotations
 
-import math
-
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from foresay.kvpaging.states import LANES, NODES, LayerStates
 from foresay.verifier.ops.kernels.chain import wait_turn
-from foresay.verifier.ops.launch import launch, new, padded, warps
-from foresay.verifier.ops.records import AttentionMetadata, DeltaWeights, StateRows
+from foresay.verifier.ops.kernels.rows import kept
+from foresay.verifier.ops.launch import launch, padded
 
 _WORD = tl.constexpr(NODES)
 _TILE = tl.constexpr(LANES)
 _EPS = tl.constexpr(1e-6)
-#: Values of a program that remembers, which is one warp: its sums are within it, without a barrier for each.
-VALUES = 4
 _SIZES = ["sequences"]
-
-
-def gated_delta(
-    mixed: Tensor,
-    rates: Tensor,
-    weights: DeltaWeights,
-    layer: LayerStates,
-    rows: StateRows,
-    dtype: torch.dtype,
-) -> Tensor:
-    """As the op of this name."""
-    (heads, tiles, dim, _), (taps, channels) = layer.states.shape[1:], weights.taps.shape
-    number, width, scan = len(mixed), tiles * LANES, weights.scan
-    keys = (channels - heads * width) // 2
-    of_rows, kinds = _of_rows(rows)
-    made, gains, out = (new((number, size), mixed) for size in (channels, 2 * heads, heads * width))
-    sizes = {"HEADS": heads, "KEYS": keys, "DIM": dim, "WIDTH": width, "SCANS": scan is not None}
-    bias, skip, parts = (weights.taps, weights.decay, heads) if scan is None else (scan.bias, scan.skip, scan.parts)
-    launch(
-        "recurrence.convolve_rows",
-        (number, 2 * keys // dim + heads),
-        (mixed, rates, weights.taps, bias, weights.decay, weights.shift, layer.tails, layer.records, layer.rows,
-         *of_rows, made, gains, len(rows.pages)),
-        {**sizes, **kinds, "TAPS": taps, "BLOCK": padded(max(dim, width)), "SCALE": 1 / math.sqrt(dim)},
-        num_warps=1,
-        enable_fp_fusion=False,
-    )  # fmt: skip
-    paths, sequences = 1 if rows.paged.words is None else NODES, len(rows.pages)
-    by_rows = paths == NODES and number <= sequences * paths
-    launch(
-        "recurrence.remember_rows",
-        (number if by_rows else sequences * paths, heads, width // VALUES),
-        (made, gains, skip, layer.states, layer.records, *of_rows, out, sequences, paths),
-        {**sizes, **kinds, "BY_ROWS": by_rows, "BLOCK": padded(dim), "VALUES": VALUES},
-        num_warps=1,
-        enable_fp_fusion=False,
-    )
-    done, shared = new(out.shape, out, dtype), heads * dim // keys if weights.tiled else 1
-    width = heads * width // parts
-    launch(
-        "recurrence.finish_rows",
-        (number, parts),
-        (out, mixed, weights.norm, done, weights.eps),
-        {"PARTS": parts, "WIDTH": width, "CHANNELS": channels, "SHARED": shared, "BLOCK": padded(width),
-         "SCANS": scan is not None},
-        num_warps=warps(width),
-        enable_fp_fusion=False,
-    )  # fmt: skip
-    return done
-
-
-def short_conv(
-    mixed: Tensor,
-    taps: Tensor,
-    layer: LayerStates,
-    rows: StateRows,
-    dtype: torch.dtype,
-) -> Tensor:
-    """As the op of this name."""
-    (number, channels), (of_rows, kinds) = taps.shape, _of_rows(rows)
-    done, block = new((len(mixed), channels), mixed, dtype), min(padded(channels), 256)
-    launch(
-        "recurrence.short_rows",
-        (len(mixed), -(-channels // block)),
-        (mixed, taps, layer.tails, layer.rows, *of_rows, done, len(rows.pages)),
-        {**kinds, "CHANNELS": channels, "TAPS": number, "BLOCK": block},
-        num_warps=2,
-        enable_fp_fusion=False,
-    )
-    return done
 
 
 def replay_paths(
@@ -119,31 +44,14 @@ def replay_paths(
         width = tiles * LANES
         sizes = {"HEADS": heads, "KEYS": (channels - heads * width) // 2, "DIM": dim, "WIDTH": width}
         launch(
-            "recurrence.replay_states",
-            (number * sequences, heads, tiles),
-            (layers.states, layers.records, *where),
-            {**sizes, "BLOCK": padded(dim)},
-            num_warps=4,
-            enable_fp_fusion=False,
-        )
+            "recurrence.replay_states", (number * sequences, heads, tiles), (layers.states, layers.records, *where),
+            {**sizes, "BLOCK": padded(dim)}, num_warps=4, enable_fp_fusion=False,
+        )  # fmt: skip
     block = min(padded(channels), 256)
     launch(
-        "recurrence.replay_tails",
-        (number * sequences, -(-channels // block), 2),
-        (layers.tails, layers.rows, *where),
-        {"CHANNELS": channels, "TAIL": tail, "BLOCK": block},
-        num_warps=2,
-    )
-
-
-def _of_rows(rows: StateRows) -> tuple[tuple[Tensor, ...], dict[str, int | bool]]:
-    """The rows as kernel arguments; missing ones are replaced by tensors that are not read."""
-    paged: AttentionMetadata = rows.paged
-    words = paged.offsets if paged.words is None else paged.words
-    text = paged.offsets if paged.is_prefill is None else paged.is_prefill
-    kinds = {"TREES": paged.words is not None, "TEXTS": paged.is_prefill is not None}
-    given = (paged.offsets, paged.lengths, words, text, rows.pages, rows.stops, rows.nodes)
-    return given, {**kinds, "SEQUENCES": padded(len(rows.pages))}
+        "recurrence.replay_tails", (number * sequences, -(-channels // block), 2), (layers.tails, layers.rows, *where),
+        {"CHANNELS": channels, "TAIL": tail, "BLOCK": block}, num_warps=2,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -171,8 +79,8 @@ def _has(words, node):
 
 
 @triton.jit
-def _above(word, node):
-    """The last node of a word before this one; -1 if there is none."""
+def last_above(word, node):
+    """The last node of a word before this one; -1 if there is none. The CPU has its own."""
     at = tl.arange(0, _WORD)
     return tl.max(tl.where(_has(word, at) & (at < node), at, -1), axis=0)
 
@@ -183,7 +91,7 @@ def _before(word, own, text, BACK: tl.constexpr):
     node, missing = own, 0
     if BACK > 0:
         for _ in tl.static_range(BACK):
-            node = _above(word, node)
+            node = last_above(word, node)
             missing += (node < 0).to(tl.int32)
     return tl.where(text, own - BACK, tl.where(node < 0, -missing, node))
 
@@ -193,13 +101,13 @@ def _row_at(raw, second, tails, page, fresh, begin, before, columns, inside, CHA
             STRIDE: tl.constexpr, TAPS: tl.constexpr, LET_IN: tl.constexpr):  # fmt: skip
     """fp32[BLOCK]: a row of the pass, or, if negative, one of the tail. LET_IN: it is multiplied by the values at
     ``second``."""
-    index = (begin + tl.maximum(before, 0)).to(tl.int64) * STRIDE + columns
-    value = tl.load(raw + index, inside & (before >= 0), 0.0)
+    line = (begin + tl.maximum(before, 0)).to(tl.int64) * STRIDE
+    kept_line = (page * (TAPS - 1) + (TAPS - 1 + tl.minimum(before, -1))).to(tl.int64) * CHANNELS
+    row = tl.where(before < 0, tails + kept_line, raw + line)
+    value = tl.load(row + columns, inside & ((before >= 0) | (fresh == 0)), 0.0)
     if LET_IN:
-        value = value * tl.load(second + index, inside & (before >= 0), 0.0)
-    kept = (page * (TAPS - 1) + (TAPS - 1 + tl.minimum(before, -1))).to(tl.int64) * CHANNELS + columns
-    old = tl.load(tails + kept, inside & (before < 0) & (fresh == 0), 0.0)
-    return tl.where(before < 0, old, value)
+        value = value * tl.load(second + line + columns, inside & (before >= 0), 1.0)
+    return value
 
 
 @triton.jit
@@ -238,6 +146,18 @@ def _sigmoid(x):
 
 
 @triton.jit
+def silu(x):
+    """``x * sigmoid(x)``; the CPU has its own."""
+    return x * _sigmoid(x)
+
+
+@triton.jit
+def mean_of(total, COUNT: tl.constexpr):
+    """``total / COUNT``; the CPU has its own."""
+    return total / COUNT
+
+
+@triton.jit
 def _softplus(x):
     """``log(1 + e^x)``, accurate for small results."""
     small = tl.exp(-tl.abs(x))
@@ -247,12 +167,13 @@ def _softplus(x):
 
 
 @triton.jit(do_not_specialize=_SIZES)
-def convolve_rows(mixed, rates, weights, bias, decay, shift, tails, records, kept, offsets, lengths, words, is_text,
-                  pages, stops, nodes, made, gains, sequences, HEADS: tl.constexpr, KEYS: tl.constexpr,
+def convolve_rows(mixed, rates, weights, bias, decay, shift, tails, records, kept_rows, offsets, lengths, words,
+                  is_text, pages, stops, nodes, made, gains, sequences, HEADS: tl.constexpr, KEYS: tl.constexpr,
                   DIM: tl.constexpr, WIDTH: tl.constexpr, SCANS: tl.constexpr, TREES: tl.constexpr, TEXTS: tl.constexpr,
-                  SEQUENCES: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr, SCALE: tl.constexpr,
-                  CHAINED: tl.constexpr):  # fmt: skip
-    """Grid (R, queries, keys and values): a head of one row."""
+                  SEQUENCES: tl.constexpr, PADDED: tl.constexpr, TAPS: tl.constexpr, PART: tl.constexpr,
+                  BLOCK: tl.constexpr, GAINS: tl.constexpr, SCALE: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+    """Grid (R, queries, keys and values): a head of one row, of values PART; the first has all GAINS, shares and
+    decays. PADDED: whether there are rows after the last sequence's."""
     wait_turn(CHAINED)
     channels: tl.constexpr = 2 * KEYS + HEADS * WIDTH
     stride: tl.constexpr = channels + HEADS * WIDTH
@@ -261,38 +182,40 @@ def convolve_rows(mixed, rates, weights, bias, decay, shift, tails, records, kep
     rates_of: tl.constexpr = HEADS if SCANS else 2 * HEADS
     row, head = tl.program_id(0), tl.program_id(1)
     sequence = _sequence_of(row, offsets, sequences, SEQUENCES)
-    if sequence < sequences:
-        begin, text = tl.load(offsets + sequence), _is_text(sequence, is_text, TREES, TEXTS)
-        word = tl.load(words + row) if TREES else tl.zeros([], tl.int64)
-        own, fresh, page = row - begin, tl.load(lengths + sequence) == 0, tl.load(pages + sequence * 3)
-        is_value, columns = head >= 2 * groups, tl.arange(0, BLOCK)
-        inside = columns < tl.where(is_value, WIDTH, DIM)
-        columns += tl.where(is_value, 2 * KEYS + (head - 2 * groups) * WIDTH, head * DIM)
-        total = tl.load(bias + columns, inside, 0.0) if SCANS else tl.zeros([BLOCK], tl.float32)
-        value = _convolved(total, mixed, mixed, weights, tails, page, fresh, begin, own, word, text, columns, inside,
-                           channels, stride, TAPS, False)  # fmt: skip
-        value = value * _sigmoid(value)
-        if (not is_value) & (not SCANS):
-            squares = tl.sum(tl.where(inside, value * value, 0.0), axis=0)
-            value *= tl.where(head < groups, SCALE, 1.0) / tl.sqrt_rn(squares + _EPS)
-        line = row.to(tl.int64) * channels + columns
-        tl.store(made + line, value, inside)
-        raw = tl.load(mixed + row.to(tl.int64) * stride + columns, inside, 0.0)
-        node = own - tl.where(text, tl.load(nodes + sequence), 0)
-        record = (sequence * _WORD + tl.maximum(node, 0)).to(tl.int64)
-        tl.store(kept + record * channels + columns, raw, inside & (node >= 0))
-        is_key = (head >= groups) & (head < 2 * groups)
-        tl.store(records + record * record_width + columns - KEYS, value, inside & is_key & (node >= 0))
-        if is_value:
-            at = head - 2 * groups
-            gate, forget = tl.load(rates + row * rates_of + at), tl.load(rates + row * rates_of + rates_of - HEADS + at)
-            step = _softplus(forget + tl.load(shift + at))
-            fades = tl.exp(tl.load(decay + at) * step)
-            tl.store(gains + row * 2 * HEADS + at, step if SCANS else _sigmoid(gate))
-            tl.store(gains + row * 2 * HEADS + HEADS + at, fades)
-            tl.store(records + record * record_width + KEYS + HEADS * WIDTH + at, fades, node >= 0)
-        _keep(raw, mixed, mixed, tails, page, fresh, begin, own, text, stops + sequence * 2, pages + sequence * 3,
-              columns, inside, channels, stride, TAPS, False)  # fmt: skip
+    real = sequence < sequences if PADDED else True
+    sequence = tl.minimum(sequence, sequences - 1)
+    begin, text = tl.load(offsets + sequence), _is_text(sequence, is_text, TREES, TEXTS)
+    word = tl.load(words + row) if TREES else tl.zeros([], tl.int64)
+    own, fresh, page = row - begin, tl.load(lengths + sequence) == 0, tl.load(pages + sequence * 3)
+    is_value, columns = head >= 2 * groups, tl.arange(0, BLOCK)
+    inside = (columns < (DIM if DIM == PART else tl.where(is_value, PART, DIM))) & real
+    columns += tl.where(is_value, 2 * KEYS + (head - 2 * groups) * PART, head * DIM)
+    total = tl.load(bias + columns, inside, 0.0) if SCANS else tl.zeros([BLOCK], tl.float32)
+    value = _convolved(total, mixed, mixed, weights, tails, page, fresh, begin, own, word, text, columns, inside,
+                       channels, stride, TAPS, False)  # fmt: skip
+    value = silu(value)
+    if not SCANS:
+        value = kept(value)
+        scale = tl.where(head < groups, SCALE, 1.0) / tl.sqrt_rn(tl.sum(value * value, axis=0) + _EPS)
+        value *= tl.where(is_value, 1.0, scale)
+    tl.store(made + row.to(tl.int64) * channels + columns, value, inside)
+    raw = tl.load(mixed + row.to(tl.int64) * stride + columns, inside, 0.0)
+    node = own - tl.where(text, tl.load(nodes + sequence), 0)
+    record = (sequence * _WORD + tl.maximum(node, 0)).to(tl.int64)
+    tl.store(kept_rows + record * channels + columns, raw, inside & (node >= 0))
+    is_key = (head >= groups) & (head < 2 * groups)
+    tl.store(records + record * record_width + columns - KEYS, value, inside & is_key & (node >= 0))
+    at = tl.arange(0, GAINS)
+    mine = (at < HEADS) & (head == 0) & real
+    gate = tl.load(rates + row * rates_of + at, mine, 0.0)
+    forget = tl.load(rates + row * rates_of + rates_of - HEADS + at, mine, 0.0)
+    step = _softplus(forget + tl.load(shift + at, mine, 0.0))
+    fades = tl.exp(tl.load(decay + at, mine, 0.0) * step)
+    tl.store(gains + row * 2 * HEADS + at, step if SCANS else _sigmoid(gate), mine)
+    tl.store(gains + row * 2 * HEADS + HEADS + at, fades, mine)
+    tl.store(records + record * record_width + KEYS + HEADS * WIDTH + at, fades, mine & (node >= 0))
+    _keep(raw, mixed, mixed, tails, page, fresh, begin, own, text, stops + sequence * 2, pages + sequence * 3,
+          columns, inside, channels, stride, TAPS, False)  # fmt: skip
 
 
 @triton.jit
@@ -375,10 +298,10 @@ def finish_rows(out, mixed, weight, done, eps, PARTS: tl.constexpr, WIDTH: tl.co
     inside = columns < WIDTH
     value = tl.load(out + (row * PARTS + part) * WIDTH + columns, inside, 0.0)
     gate = tl.load(mixed + row * (CHANNELS + PARTS * WIDTH) + CHANNELS + part * WIDTH + columns, inside, 0.0)
-    gate = gate * _sigmoid(gate)
+    gate = silu(gate)
     if SCANS:
-        value *= gate
-    value *= 1.0 / tl.sqrt_rn(tl.sum(value * value, axis=0) / WIDTH + eps)
+        value = kept(value * gate)
+    value *= 1.0 / tl.sqrt_rn(mean_of(tl.sum(value * value, axis=0), WIDTH) + eps)
     value *= tl.load(weight + (part * WIDTH + columns if SCANS else columns), inside, 0.0)
     if not SCANS:
         value *= gate
@@ -387,29 +310,30 @@ def finish_rows(out, mixed, weight, done, eps, PARTS: tl.constexpr, WIDTH: tl.co
 
 
 @triton.jit(do_not_specialize=_SIZES)
-def short_rows(mixed, weights, tails, kept, offsets, lengths, words, is_text, pages, stops, nodes, done, sequences,
-               TREES: tl.constexpr, TEXTS: tl.constexpr, SEQUENCES: tl.constexpr, CHANNELS: tl.constexpr,
-               TAPS: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+def short_rows(mixed, weights, tails, kept_rows, offsets, lengths, words, is_text, pages, stops, nodes, done, sequences,
+               TREES: tl.constexpr, TEXTS: tl.constexpr, SEQUENCES: tl.constexpr, PADDED: tl.constexpr,
+               CHANNELS: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
     """Grid (R, blocks of channels)."""
     wait_turn(CHAINED)
     row, columns = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside, second = columns < CHANNELS, mixed + 2 * CHANNELS
     sequence = _sequence_of(row, offsets, sequences, SEQUENCES)
-    if sequence < sequences:
-        begin, text = tl.load(offsets + sequence), _is_text(sequence, is_text, TREES, TEXTS)
-        word = tl.load(words + row) if TREES else tl.zeros([], tl.int64)
-        own, fresh, page = row - begin, tl.load(lengths + sequence) == 0, tl.load(pages + sequence * 3)
-        total = _convolved(tl.zeros([BLOCK], tl.float32), mixed, second, weights, tails, page, fresh, begin, own, word,
-                           text, columns, inside, CHANNELS, 3 * CHANNELS, TAPS, True)  # fmt: skip
-        line = row.to(tl.int64) * 3 * CHANNELS + columns
-        out = total * tl.load(mixed + line + CHANNELS, inside, 0.0)
-        tl.store(done + row.to(tl.int64) * CHANNELS + columns, out.to(done.dtype.element_ty), inside)
-        raw = tl.load(mixed + line, inside, 0.0) * tl.load(second + line, inside, 0.0)
-        node = own - tl.where(text, tl.load(nodes + sequence), 0)
-        record = (sequence * _WORD + tl.maximum(node, 0)).to(tl.int64)
-        tl.store(kept + record * CHANNELS + columns, raw, inside & (node >= 0))
-        _keep(raw, mixed, second, tails, page, fresh, begin, own, text, stops + sequence * 2, pages + sequence * 3,
-              columns, inside, CHANNELS, 3 * CHANNELS, TAPS, True)  # fmt: skip
+    inside &= sequence < sequences if PADDED else True
+    sequence = tl.minimum(sequence, sequences - 1)
+    begin, text = tl.load(offsets + sequence), _is_text(sequence, is_text, TREES, TEXTS)
+    word = tl.load(words + row) if TREES else tl.zeros([], tl.int64)
+    own, fresh, page = row - begin, tl.load(lengths + sequence) == 0, tl.load(pages + sequence * 3)
+    total = _convolved(tl.zeros([BLOCK], tl.float32), mixed, second, weights, tails, page, fresh, begin, own, word,
+                       text, columns, inside, CHANNELS, 3 * CHANNELS, TAPS, True)  # fmt: skip
+    line = row.to(tl.int64) * 3 * CHANNELS + columns
+    out = total * tl.load(mixed + line + CHANNELS, inside, 0.0)
+    tl.store(done + row.to(tl.int64) * CHANNELS + columns, out.to(done.dtype.element_ty), inside)
+    raw = tl.load(mixed + line, inside, 0.0) * tl.load(second + line, inside, 0.0)
+    node = own - tl.where(text, tl.load(nodes + sequence), 0)
+    record = (sequence * _WORD + tl.maximum(node, 0)).to(tl.int64)
+    tl.store(kept_rows + record * CHANNELS + columns, raw, inside & (node >= 0))
+    _keep(raw, mixed, second, tails, page, fresh, begin, own, text, stops + sequence * 2, pages + sequence * 3,
+          columns, inside, CHANNELS, 3 * CHANNELS, TAPS, True)  # fmt: skip
 
 
 _PLACES = ["size", "first", "deepest", "sequences", "pages", "nodes"]

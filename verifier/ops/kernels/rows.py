@@ -24,6 +24,12 @@ def kept(x):
 
 
 @triton.jit
+def updated(before, after):
+    """``after``, in a loop: a CPU kernel writes it over ``before``, which it saved."""
+    return after
+
+
+@triton.jit
 def inverse_rms(squares, WIDTH: tl.constexpr, eps):
     """``1 / sqrt(squares / WIDTH + eps)``, rounded like torch's, not approximated."""
     return tl.div_rn(1.0, tl.sqrt_rn(squares / WIDTH + eps))

@@ -216,11 +216,14 @@ class Kernel(Arithmetic):
 
     def some(self, pointer: Value, of: ir.Type, index: Value, end: Value, rest: float) -> Value:
         """The vector that begins at number ``index`` of an array; lanes from number ``end`` on are ``rest``."""
-        whole = vector(of)
         there = self.counting(index) < self.integer(end, I32)
+        return self.masked(self.at(pointer, index, of), of, there, rest)
+
+    def masked(self, pointer: Value, of: ir.Type, there: Value, rest: float) -> Value:
+        """The vector at an address; lanes that are not ``there`` are not read, but ``rest``."""
+        whole = vector(of)
         align, instead = self.constant(BYTES[of], I32), self.constant(rest, whole)
-        name = f"llvm.masked.load.{suffix(whole)}.p0"
-        return self.call(name, whole, self.at(pointer, index, of), align, there, instead)
+        return self.call(f"llvm.masked.load.{suffix(whole)}.p0", whole, pointer, align, there, instead)
 
     def write(self, value: Value, pointer: Value, of: ir.Type, index: Operand) -> None:
         """Store fp32 as another type."""

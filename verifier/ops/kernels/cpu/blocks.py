@@ -11,7 +11,7 @@ from typing import Any
 import llvmlite.ir as ir
 
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
-from foresay.verifier.ops.kernels.cpu.values import I64, Value, lanes_of
+from foresay.verifier.ops.kernels.cpu.values import F32, I64, Value, lanes_of
 
 #: Operators, by the names of their methods.
 COMPARED: dict[str, Callable[[Value, Value], Value]] = {
@@ -51,7 +51,8 @@ class Block:
 
     parts: of a mask, the conditions that must all hold. limit: of the condition ``counting < number``: the axis,
     counted from the last, which is -1, and both sides. counts: the axis along which numbers increase by one. below: a
-    known upper bound of all. factors: of a product. within: the mask outside of which nothing is read.
+    known upper bound of all. factors: of a product. within: the mask outside of which nothing is read. home: where it
+    is kept.
     """
 
     def __init__(self, tl: Any, of: ir.Type, shape: tuple[int, ...], at: Callable[[Index], Value]) -> None:
@@ -62,6 +63,7 @@ class Block:
         self.below: float = math.inf
         self.factors: tuple[Block, Block] | None = None
         self.within: Mask = True
+        self.home: Pointer | None = None
         if not shape:  # a number is known from here on
             value = at(())
             self.at = lambda _: value
@@ -88,7 +90,7 @@ class Block:
         return self.tl.made(self.dtype, lambda value: value ^ -1, self)
 
     def __neg__(self) -> Any:
-        return self.tl.combined("mul", self, -1.0)
+        return self.tl.combined("mul", self, -1.0 if self.dtype is F32 else -1)
 
     def to(self, of: ir.Type, bitcast: bool = False) -> Any:
         """As another type."""

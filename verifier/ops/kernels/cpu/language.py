@@ -27,6 +27,7 @@ import llvmlite.ir as ir
 
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.blocks import COMPARED, Block, Consecutive, Index, Mask, Pointer, shape_of
+from foresay.verifier.ops.kernels.cpu.functions import OWN, Functions
 from foresay.verifier.ops.kernels.cpu.values import (
     BF16,
     E4M3,
@@ -48,7 +49,7 @@ _WHOLE = (I1, I8, I16, I32, I64)
 _UNROLLED = 256
 
 
-class Language:
+class Language(Functions):
     """The ``tl`` of kernels. programs: the ids of this program. vectors: whether last axes are processed in vectors."""
 
     float32, int32, int64, int8, constexpr, static_range = F32, I32, I64, I8, object, range
@@ -71,7 +72,7 @@ class Language:
     def _meant(self, value: Any) -> Any:
         """The meaning of a name of a kernel's module in this language."""
         if hasattr(value, "fn") and hasattr(value, "arg_names"):
-            own = {"kept": self.kept, "capped": self.capped}.get(value.fn.__name__)
+            own = getattr(self, value.fn.__name__, None) if value.fn.__name__ in OWN else None
             return own or (lambda *arguments, **constants: self.run(value, *arguments, **constants))
         if type(value).__name__ == "constexpr":
             return value.value
@@ -157,7 +158,7 @@ class Language:
             base = self.k.select(self.read(condition, ()), first, second)
             return self.pointer(f"{yes.name} or {no.name}", base, yes.of)
         if not isinstance(yes, Block) and not isinstance(no, Block):
-            yes = self.full((), yes, I64)
+            yes = self.full((), yes, F32 if isinstance(yes, float) else I64)
         if not (isinstance(yes, Block) and isinstance(no, Block) and yes.dtype is no.dtype):
             yes, no, _ = self._alike(yes, no)
         return self.made(yes.dtype, self.k.select, condition, yes, no)
@@ -179,18 +180,6 @@ class Language:
     def _fused(self, *values: Value) -> Value:
         widest = max(values, key=lambda value: lanes_of(value.type))
         return self.k.fma(*(self.k.alike(value, widest)[0] for value in values))
-
-    def exp(self, x: Block) -> Block:
-        """The exponential of fp32."""
-        return self.made(F32, self.k.exp, x)
-
-    def capped(self, x: Block, cap: float) -> Block:
-        """``cap * tanh(x / cap)``."""
-        return self.made(F32, lambda value: self.k.softcapped(value, cap), x)
-
-    def sqrt_rn(self, x: Block) -> Block:
-        """The square root."""
-        return self.made(F32, self.k.sqrt, x)
 
     def cast(self, value: Any, of: ir.Type) -> Any:
         """As another type."""
@@ -214,6 +203,11 @@ class Language:
         made = Block(self, I64, (end,), lambda index: index[0])
         made.counts, made.below = -1, end
         return made
+
+    def range(self, count: int) -> Iterator[Block]:
+        """A loop of the machine: its body is emitted once, and changes only what is ``updated`` or stored."""
+        with self.k.loop(0, count) as at, self._knowing():
+            yield self.number(at)
 
     # -- loops ------------------------------------------------------------------------------------------------------
 
@@ -284,7 +278,10 @@ class Language:
             parts, position = self._unknown(mask), self.read(pointer.offset, index)
             where = self.k.at(pointer.base, position.first if isinstance(position, Consecutive) else position, of)
             if parts:
-                where = self.k.select(self._all(parts, index), where, self.k.filled(of, other or 0))
+                there = self._all(parts, index)
+                if lanes_of(there.type):
+                    return self.k.masked(where, of, there, other or 0)
+                where = self.k.select(there, where, self.k.filled(of, other or 0))
             return self.k.load(where, vector(of) if isinstance(position, Consecutive) else of)
 
         made = Block(self, of, shape_of(pointer.offset, mask), at)
@@ -327,10 +324,17 @@ class Language:
             key = tuple(slice(None) if at == axis else None for at in range(len(block.shape)))
             index = index * size + self.arange(0, size)[key]
         room = self.k.array(block.dtype, math.prod(block.shape))
-        pointer = Pointer(f"block {len(self._stores)}", room, block.dtype, index)
-        self._stored(pointer, block, block.within, self.vectors if vectors is None else vectors)
-        block.at = self.load(pointer).at
+        block.home = Pointer(f"block {len(self._stores)}", room, block.dtype, index)
+        self._stored(block.home, block, block.within, self.vectors if vectors is None else vectors)
+        block.at = self.load(block.home).at
         return block
+
+    def updated(self, before: Block, after: Block) -> Block:
+        """A kept block, written over number by number."""
+        assert before.home is not None and before.shape == after.shape, "it was kept in this shape"
+        self._stored(before.home, after, True, self.vectors)
+        before.at = self.load(before.home).at
+        return before
 
     # -- sums -------------------------------------------------------------------------------------------------------
 
@@ -345,11 +349,26 @@ class Language:
         return self._folded(x, axis, 0, add, operator.add)
 
     def max(self, x: Block, axis: int) -> Block:
-        """The largest along the last axis, of integers."""
-        least = -(1 << (x.dtype.width - 1))
+        """The largest along the last axis; NaN is left out."""
+        least = -math.inf if x.dtype is F32 else -(1 << (x.dtype.width - 1))
         return self._folded(x, axis, least, lambda total, at: self.k.larger(self.read(x, at), total), self.k.larger)
 
-    def _folded(self, x: Block, axis: int, start: int, add: Callable[[Value, Index], Value],
+    def min(self, x: Block, axis: int) -> Block:
+        """The smallest along the last axis, of integers."""
+        most, smaller = (1 << (x.dtype.width - 1)) - 1, self.k.smallest
+        return self._folded(x, axis, most, lambda total, at: smaller(self.read(x, at), total), smaller)
+
+    def whole_sum(self, x: Block) -> Block:
+        """The sum of all numbers, one after the other."""
+        total = self.k.variable(self.k.constant(0, x.dtype))
+
+        def add(index: Index) -> None:
+            total.value = total.value + self.read(x, index)
+
+        self._each(x.shape, True, add, False)
+        return self.number(total.value)
+
+    def _folded(self, x: Block, axis: int, start: float, add: Callable[[Value, Index], Value],
                 join: Callable[[Value, Value], Value]) -> Block:  # fmt: skip
         assert axis == len(x.shape) - 1, "along the last axis"
         k, of = self.k, x.dtype

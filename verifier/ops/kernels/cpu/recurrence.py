@@ -1,14 +1,10 @@
-"""The ops of :mod:`foresay.verifier.ops.recurrence`, for a CPU.
+"""What remembers in :mod:`foresay.verifier.ops.recurrence`, for a CPU.
 
 ::
 
-    convolve    row by row: the convolution, keys and queries of length 1 (Mamba-2's unchanged), shares and decays;
-                and the records of nodes
     remember    head by head and 16 values at a time, row by row: update the state and multiply it by the query; the
                 state of that part, ``D`` vectors of 16, stays in the first-level cache
-    finish      row by row and head by head, or part by part: the norm, and the gate, after it or before
-    replay      as remember, from records, without queries
-    short       row by row: a convolution by itself, of the gated input
+    replay      the same, from records, without queries
 
 Sums over keys run in four chains, each in order, then (0 + 1) + (2 + 3). A node continues from the state of its parent:
 each thread keeps a state part for each node of one tree. The bits do not depend on the other rows and sequences, or on
@@ -17,78 +13,34 @@ which thread has which heads.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from foresay.kvpaging.states import NODES, LayerStates
-from foresay.verifier.ops.attention import plan_attention
 from foresay.verifier.ops.kernels.cpu import threads
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
-from foresay.verifier.ops.kernels.cpu.launch import Compiled, counted, room, zeros
-from foresay.verifier.ops.kernels.cpu.units import INFO
-from foresay.verifier.ops.kernels.cpu.values import F32, I1, I32, I64, LANES, OF_TORCH, Value, vector
-from foresay.verifier.ops.records import DeltaWeights, StateRows
+from foresay.verifier.ops.kernels.cpu.launch import Compiled, counted, room
+from foresay.verifier.ops.kernels.cpu.values import F32, I1, I32, I64, LANES, Value, vector
+from foresay.verifier.ops.records import StateRows
 
 _VECTOR, _EPS, _CHAINS = vector(F32), 1e-6, 4
 
 
-def gated_delta(
-    mixed: Tensor,
-    rates: Tensor,
-    weights: DeltaWeights,
-    layer: LayerStates,
-    rows: StateRows,
-    dtype: torch.dtype,
-) -> Tensor:
-    """As the op of this name."""
-    (heads, tiles, dim, _), (taps, channels) = layer.states.shape[1:], weights.taps.shape
-    values, paged, count, number = heads * tiles * LANES, rows.paged, rows.count, len(mixed)
-    keys = (channels - values) // 2
+def remember(
+    made: Tensor, gains: Tensor, skip: Tensor, layer: LayerStates, rows: StateRows, out: Tensor, scans: bool
+) -> None:
+    """Write the output of each row's heads, the states of texts and the records of nodes. made: [R, C], after the
+    convolution. gains: [R, 2 H], shares and decays. skip: [H], read if it ``scans``."""
+    (heads, tiles, dim, _), paged, channels = layer.states.shape[1:], rows.paged, made.shape[1]
     assert paged.words is not None and paged.is_prefill is not None, "as a step writes them"
-    made, gains = (room((number, width), torch.float32) for width in (channels, 2 * heads))
-    out, done = room((number, values), torch.float32), room((number, values), dtype)
-    plan, text = plan_attention(paged, number, count), (paged.offsets, paged.lengths, paged.words, paged.is_prefill)
-    states = rows.pages, rows.stops, rows.nodes
-    nothing, scan = zeros(channels, torch.float32), weights.scan
-    bias, skip, parts = (nothing, nothing, heads) if scan is None else (scan.bias, scan.skip, scan.parts)
-    _convolving(heads, keys, dim, values, taps, scan is not None)(
-        mixed, rates, weights.taps, weights.decay, weights.shift, layer.tails, layer.records, layer.rows,
-        nothing, plan.info, *text, *states, made, gains, counted(count, number), bias,
+    own, values = room((threads.MOST, (NODES + 1) * dim * LANES), torch.float32), heads * tiles * LANES
+    _remembering(heads, (channels - values) // 2, dim, values, scans)(
+        made, gains, layer.states, layer.records, paged.offsets, paged.lengths, paged.words, paged.is_prefill,
+        rows.pages, rows.stops, rows.nodes, out, own, counted(paged.sequences, len(paged.lengths)), skip,
     )  # fmt: skip
-    own = room((threads.MOST, (NODES + 1) * dim * LANES), torch.float32)
-    _remembering(heads, keys, dim, values, scan is not None)(
-        made, gains, layer.states, layer.records, *text, *states, out, own,
-        counted(paged.sequences, len(paged.lengths)), skip,
-    )  # fmt: skip
-    shared = heads // (keys // dim) if weights.tiled else 1
-    _finishing(parts, channels, values, shared, weights.eps, dtype, scan is not None)(
-        out, mixed, weights.norm, done, counted(count, number)
-    )
-    return done
-
-
-def short_conv(
-    mixed: Tensor,
-    taps: Tensor,
-    layer: LayerStates,
-    rows: StateRows,
-    dtype: torch.dtype,
-) -> Tensor:
-    """As the op of this name."""
-    (number, channels), paged, count = taps.shape, rows.paged, rows.count
-    assert paged.words is not None and paged.is_prefill is not None, "as a step writes them"
-    let_in, done = room((len(mixed), channels), torch.float32), room((len(mixed), channels), dtype)
-    plan, text = plan_attention(paged, len(mixed), count), (paged.offsets, paged.lengths, paged.words, paged.is_prefill)
-    _letting_in(channels)(mixed, let_in, counted(count, len(mixed)))
-    _short(channels, number, dtype)(
-        let_in, taps, layer.tails, layer.rows, zeros(channels, torch.float32), plan.info, *text, rows.pages,
-        rows.stops, rows.nodes, mixed, done, counted(count, len(mixed)),
-    )  # fmt: skip
-    return done
 
 
 def replay(layers: LayerStates, source: int, destination: int, fresh: bool, sequence: int, path: Tensor) -> None:
@@ -137,158 +89,6 @@ class _PassRow:
     def record(self, row: Value) -> Value:
         """The offset of a node's record."""
         return self._record + self.node(row)
-
-
-class _Window:
-    """The input rows of a row's convolution: those before it on its path, in the pass or in the tail that the sequence
-    continues from. raw: the rows, ``stride`` numbers apart; nothing: a row of zeros."""
-
-    def __init__(
-        self, k: Kernel, it: _PassRow, raw: Value, tails: Value, nothing: Value, channels: int, taps: int, stride: int
-    ) -> None:
-        self.k, self.it, self._raw, self._tails, self._nothing = k, it, raw, tails, nothing
-        self.channels, self.taps, self.stride = channels, taps, stride
-
-    def _tail(self, at: Value) -> Value:
-        """A row of the tail."""
-        kept = self.k.at(self._tails, (self.it.source * (self.taps - 1) + at) * self.channels, F32)
-        return self.k.select(self.it.fresh, self._nothing, kept)
-
-    def rows(self, row: Value) -> list[Value]:
-        """Their addresses, the row's own last."""
-        k, it = self.k, self.it
-        word, missing = k.variable(k.select(it.text, 0, it.word(row))), k.variable(k.constant(0))
-        window = [k.at(self._raw, row * self.stride, F32)]
-        for back in range(1, self.taps):
-            above = k.select(it.text, row - it.begin - back, it.top(word.value))
-            missing.value = missing.value + k.select(above < 0, k.constant(1), k.constant(0))
-            before = k.select(above < 0, k.constant(0), it.begin + above)
-            inside = k.at(self._raw, before * self.stride, F32)
-            window.append(k.select(above < 0, self._tail(k.constant(self.taps - 1) - missing.value), inside))
-            bit = k.constant(1) << k.select(above < 0, k.constant(0), above)
-            word.value = k.select(it.text | (above < 0), word.value, word.value ^ bit)
-        return window[::-1]
-
-    def keep(self, row: Value, own: Value) -> None:
-        """Copy a row to the tails of stops, and with the first row what remains of the tail before."""
-        k, order, taps, channels = self.k, row - self.it.begin, self.taps, self.channels
-        for rows, page in self.it.stops:
-            with k.when(self.it.text & (order < rows)):
-                first = order - rows + (taps - 1)  # the row's index in the tail
-                goal = k.at(self._tails, page * ((taps - 1) * channels), F32)
-                with k.when(first >= 0):
-                    k.copy(own, k.at(goal, first * channels, F32), channels * 4)
-                with k.when(order.equals(0)), k.loop(0, k.constant(taps - 1) - rows) as at:
-                    k.copy(self._tail(at + rows), k.at(goal, at * channels, F32), channels * 4)
-
-
-def _convolved(
-    k: Kernel, weights: Value, window: Sequence[Value], at: Value, channels: int, bias: Value | None = None
-) -> Value:
-    """16 channels of a row."""
-    total = k.constant(0.0, _VECTOR) if bias is None else k.load(bias, _VECTOR, at)
-    for tap, row in enumerate(window):
-        total = k.fma(k.load(weights, _VECTOR, at + tap * channels), k.load(row, _VECTOR, at), total)
-    return total
-
-
-@Compiled
-def _convolving(heads: int, keys: int, dim: int, values: int, taps: int, scans: bool) -> Kernel:
-    k, channels = Kernel("convolve"), 2 * keys + values
-    mixed, rates, weights, decay, shift, tails, records, kept, nothing, info = (k.pointer(at) for at in range(10))
-    made, gains, bias = k.pointer(17), k.pointer(18), k.pointer(20) if scans else None
-    with k.share(k.counted(19)) as row:
-        it = _PassRow(k, 10, k.integer(k.load(info, I32, row * INFO), I64))
-        windows = _Window(k, it, mixed, tails, nothing, channels, taps, channels + values)
-        window = windows.rows(row)
-        own = window[-1]
-        line = k.at(made, row * channels, F32)
-        with k.loop(0, channels, LANES) as at:
-            k.store(_silu(k, _convolved(k, weights, window, at, channels, bias)), line, at)
-        with k.loop(0, 0 if scans else 2 * keys, dim) as head:
-            _normalize(
-                k,
-                k.at(line, head, F32),
-                dim,
-                k.select(head < keys, k.constant(1 / math.sqrt(dim), F32), k.constant(1.0, F32)),
-            )
-        mine = k.at(gains, row * 2 * heads, F32)
-
-        def gain(at: Value, lanes: int) -> None:
-            of = F32 if lanes == 1 else _VECTOR
-            rates_of = 1 if scans else 2
-            gate, forget = (
-                k.load(rates, of, row * rates_of * heads + first + at) for first in (0, (rates_of - 1) * heads)
-            )
-            step = _softplus(k, forget + k.load(shift, of, at))
-            k.store(step if scans else _sigmoid(k, gate), mine, at)
-            k.store(k.exp(k.load(decay, of, at) * step), mine, at + heads)
-
-        k.across(heads, gain)
-        with k.when(it.node(row) >= 0):
-            record = k.at(records, it.record(row) * (keys + values + heads), F32)
-            k.copy(k.at(line, keys, F32), record, keys * 4)
-            k.copy(k.at(mine, heads, F32), k.at(record, keys + values, F32), heads * 4)
-            k.copy(own, k.at(kept, it.record(row) * channels, F32), channels * 4)
-        windows.keep(row, own)
-    return k
-
-
-@Compiled
-def _letting_in(channels: int) -> Kernel:
-    k = Kernel("let in")
-    mixed, let_in = k.pointer(0), k.pointer(1)
-    with k.share(k.counted(2)) as row, k.loop(0, channels, LANES) as at:
-        first, last = (k.load(mixed, _VECTOR, row * 3 * channels + begin + at) for begin in (0, 2 * channels))
-        k.store(first * last, let_in, row * channels + at)
-    return k
-
-
-@Compiled
-def _short(channels: int, taps: int, dtype: torch.dtype) -> Kernel:
-    k = Kernel("short convolution")
-    let_in, weights, tails, kept, nothing, info = (k.pointer(at) for at in range(6))
-    mixed, done = k.pointer(13), k.pointer(14)
-    with k.share(k.counted(15)) as row:
-        it = _PassRow(k, 6, k.integer(k.load(info, I32, row * INFO), I64))
-        windows = _Window(k, it, let_in, tails, nothing, channels, taps, channels)
-        window = windows.rows(row)
-        with k.loop(0, channels, LANES) as at:
-            out = k.load(mixed, _VECTOR, row * 3 * channels + channels + at)
-            out = out * _convolved(k, weights, window, at, channels)
-            k.store(k.narrowed(out, OF_TORCH[dtype]), done, row * channels + at)
-        with k.when(it.node(row) >= 0):
-            k.copy(window[-1], k.at(kept, it.record(row) * channels, F32), channels * 4)
-        windows.keep(row, window[-1])
-    return k
-
-
-def _sigmoid(k: Kernel, value: Value) -> Value:
-    return k.constant(1.0, value.type) / (k.exp(value * -1.0) + 1.0)
-
-
-def _silu(k: Kernel, value: Value) -> Value:
-    return value / (k.exp(value * -1.0) + 1.0)
-
-
-def _softplus(k: Kernel, value: Value) -> Value:
-    """``log(1 + e^x)``, accurate for small results."""
-    size = k.select(value < 0.0, value * -1.0, value)
-    small = k.exp(size * -1.0)
-    more = small + 1.0
-    near = k.select(more.differs(1.0), k.log(more) * (small / (more - 1.0)), small)
-    return k.select(value > 0.0, value, 0.0) + near
-
-
-def _normalize(k: Kernel, line: Value, dim: int, scale: Value) -> None:
-    """Divide a vector by its length, and multiply it."""
-    total = k.variable(k.constant(0.0, _VECTOR))
-    with k.loop(0, dim, LANES) as at:
-        value = k.load(line, _VECTOR, at)
-        total.value = k.fma(value, value, total.value)
-    factor = k.spread(scale / k.sqrt(k.total(total.value) + _EPS))
-    with k.loop(0, dim, LANES) as at:
-        k.store(k.load(line, _VECTOR, at) * factor, line, at)
 
 
 class _Head:
@@ -361,33 +161,6 @@ def _remembering(heads: int, keys: int, dim: int, values: int, scans: bool) -> K
             for rows, page in it.stops:
                 with k.when(it.text & (row - it.begin + 1).equals(rows)):
                     step.copy(goal, k.at(states, (page * whole + part) * size, F32))
-    return k
-
-
-@Compiled
-def _finishing(
-    heads: int, channels: int, values: int, shared: int, eps: float, dtype: torch.dtype, scans: bool
-) -> Kernel:
-    """heads: how many parts of a row are normalised, each by itself: heads, or Mamba-2's parts."""
-    k, width, of = Kernel("finish"), values // heads, OF_TORCH[dtype]
-    out, mixed, norm, done = (k.pointer(at) for at in range(4))
-    with k.share(k.counted(4) * heads) as unit:
-        row, head = unit // heads, unit % heads
-        line, total = k.at(out, unit * width, F32), k.variable(k.constant(0.0, _VECTOR))
-        goal = (row * heads + head % shared * (heads // shared) + head // shared) * width
-        gates = k.at(mixed, row * (channels + values) + channels + head * width, F32)
-        with k.loop(0, width, LANES) as at:
-            value = k.load(line, _VECTOR, at)
-            if scans:
-                value = value * _silu(k, k.load(gates, _VECTOR, at))
-                k.store(value, line, at)
-            total.value = k.fma(value, value, total.value)
-        mean = k.total(total.value) * (1.0 / width) + eps
-        factor = k.spread(k.constant(1.0, F32) / k.sqrt(mean))
-        with k.loop(0, width, LANES) as at:
-            value = k.load(line, _VECTOR, at) * factor * k.load(norm, _VECTOR, head * width + at if scans else at)
-            value = value if scans else value * _silu(k, k.load(gates, _VECTOR, at))
-            k.store(k.narrowed(value, of), done, goal + at)
     return k
 
 
