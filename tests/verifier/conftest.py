@@ -41,6 +41,15 @@ def by_processor(one: Sequence[Any], other: Sequence[Any]) -> list[Any]:
     ]
 
 
+class Narrow(Processor):
+    """This one with registers of 8 numbers: what AVX-VNNI has, in the words of AVX512-VNNI, which runs here."""
+
+    wide = False
+
+    def key_of(self, *parts: str) -> str:
+        return super().key_of("narrow", *parts)
+
+
 def lesser(kind: str) -> Processor:
     """This processor, or what of it a lesser one would have; plain: what every one of its kind has. narrow: with
     registers of 8 numbers."""
@@ -49,10 +58,8 @@ def lesser(kind: str) -> Processor:
         return emulation_of(kind)
     if kind == "plain":
         return Processor("x86-64" if here.is_x86 else "generic", "")
-    if kind == "narrow":  # what AVX-VNNI has, in the words of AVX512-VNNI, which runs here
-        made = Processor(here.name, here.features)
-        made.__dict__["wide"] = False
-        return made
+    if kind == "narrow":
+        return Narrow(here.name, here.features)
     without = {
         "here": (),
         "without bf16": ("avx512bf16",),
