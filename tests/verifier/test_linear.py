@@ -55,9 +55,12 @@ def differing(linear: Linear, x: Tensor, counts: tuple[int, ...]) -> list[int]:
     return [n for n, parts in pieces.items() if any(not torch.equal(linear(x[p].clone()), whole[p]) for p in parts)]
 
 
-@pytest.mark.parametrize("kept", [None, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
-@everywhere
+@pytest.mark.parametrize(
+    ("processor", "dtype", "shape", "bias", "kept"),
+    pairwise(PROCESSORS, DTYPES, SHAPES, [False, True], [None, torch.bfloat16, torch.float16]),
+    ids=str,
+    indirect=["processor"],
+)
 def test_it_multiplies(processor, shape, dtype, bias, kept) -> None:
     linear, weight, offset = layer_of(shape, dtype, bias, kept)
     assert (linear.in_features, linear.out_features) == shape
@@ -97,9 +100,12 @@ def test_a_recording_multiplies_what_there_is_when_it_runs(processor, shape, dty
     assert torch.equal(result, expected)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(64, 96), (50, 66), (576, 3072)], ids=str)
-@pytest.mark.parametrize("gated", STEPS)
+@pytest.mark.parametrize(
+    ("processor", "gated", "shape", "dtype"),
+    pairwise(PROCESSORS, list(STEPS), [(64, 96), (50, 66), (576, 3072)], DTYPES),
+    ids=str,
+    indirect=["processor"],
+)
 def test_the_gate_rounds_as_a_step_of_its_own(processor, gated, shape, dtype) -> None:
     linear, weight, offset = layer_of(shape, dtype, True, gated=gated)
     x = 3 * rows_of(shape, dtype, 9)
@@ -110,8 +116,9 @@ def test_the_gate_rounds_as_a_step_of_its_own(processor, gated, shape, dtype) ->
         torch.testing.assert_close(linear.gated(x), expected, rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize("gated", ["", *STEPS])
-@pytest.mark.parametrize("kept", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("processor", "kept", "gated"), pairwise(PROCESSORS, DTYPES, ["", *STEPS]), ids=str, indirect=["processor"]
+)
 def test_a_weight_is_packed_as_it_is(processor, kept, gated) -> None:
     for shape in ((64, 64), (50, 34), (33, 200)):
         linear, weight, offset = layer_of(shape, torch.float32, True, kept, gated)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -329,7 +330,7 @@ ONE_BY_ONE = [
 @pytest.mark.parametrize(
     ("kind", "family"),
     [
-        *alternating(["gptq", "gptq order", "awq", "fp8 blocks"], ONE_BY_ONE),
+        *zip(cycle(["gptq", "gptq order", "awq", "fp8 blocks"]), ONE_BY_ONE, strict=False),
         *((kind, "glm4_moe_lite") for kind in ("fp8 blocks", "pack-quantized 4", "float-quantized channel")),
     ],
 )

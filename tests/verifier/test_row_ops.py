@@ -100,13 +100,16 @@ def test_the_reference_norms_as_torch_does(dtype, biased, centred, wide) -> None
     )
 
 
-@pytest.mark.parametrize("wide", [False, True], ids=["weight", "weight of fp32"])
-@pytest.mark.parametrize(("biased", "centred"), WAYS)
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16], ids=str)
-@pytest.mark.parametrize("width", [100, 4096])
-def test_kernels_norm_as_the_reference_does(processor, width, dtype, biased, centred, wide) -> None:
+@pytest.mark.parametrize(
+    ("processor", "width", "dtype", "kind", "wide"),
+    pairwise(PROCESSORS, [100, 4096], [*DTYPES, torch.float16], WAYS, [False, True]),
+    ids=str,
+    indirect=["processor"],
+)
+def test_kernels_norm_as_the_reference_does(processor, width, dtype, kind, wide) -> None:
     """Up to a rounding that falls the other way; and each row as if it were alone."""
-    x, how = noise(ROWS, width, dtype=dtype) + 3.0, way(width, biased, centred, torch.float32 if wide else dtype)
+    x, (biased, centred) = noise(ROWS, width, dtype=dtype) + 3.0, kind
+    how = way(width, biased, centred, torch.float32 if wide else dtype)
     with threads(3):
         result = norm(x, how)
         with references():
@@ -125,9 +128,12 @@ def test_a_mean_far_from_zero_takes_no_digits(dtype) -> None:
     torch.testing.assert_close(norm(x, how).double(), in_torch_s_words(x, how), rtol=rounded, atol=1e-4)
 
 
-@pytest.mark.parametrize("how", ["none", "rms", "layer"])
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16], ids=str)
-@pytest.mark.parametrize("width", [16, 100])
+@pytest.mark.parametrize(
+    ("processor", "width", "dtype", "how"),
+    pairwise(PROCESSORS, [16, 100], [*DTYPES, torch.float16], ["none", "rms", "layer"]),
+    ids=str,
+    indirect=["processor"],
+)
 def test_a_share_of_a_branch_is_added(processor, width, dtype, how) -> None:
     """Rounded before that, as transformers does it; then the norm of the sum, if any, as of any row."""
     x, y = noise(ROWS, width, dtype=dtype), noise(2, ROWS, width, dtype=dtype)[1]
@@ -172,15 +178,17 @@ def of_layers(layers: int, width: int, dtype: torch.dtype, stored: torch.dtype) 
     return product, table, torch.arange(ROWS) * 7 % 50, Norm(1 + 0.3 * noise(width), 1e-6)
 
 
-@pytest.mark.parametrize("shape", INPUTS, ids=str)
 @pytest.mark.parametrize(
-    ("dtype", "stored"),
-    [(each, each) for each in (*DTYPES, torch.float16)] + [tuple(DTYPES), tuple(DTYPES[::-1])],
+    ("processor", "shape", "dtypes"),
+    pairwise(
+        PROCESSORS, INPUTS, [(each, each) for each in (*DTYPES, torch.float16)] + [tuple(DTYPES), tuple(DTYPES[::-1])]
+    ),
     ids=str,
+    indirect=["processor"],
 )
-def test_what_layers_read_of_a_token_and_its_embedding(processor, shape, dtype, stored) -> None:
+def test_what_layers_read_of_a_token_and_its_embedding(processor, shape, dtypes) -> None:
     """In the words of transformers; the table's numbers are rounded to what is computed in. Each row as if alone."""
-    layers, width = shape
+    (layers, width), (dtype, stored) = shape, dtypes
     factors = 64**-0.5, float(torch.tensor(width**0.5).to(dtype))
     product, table, tokens, how = of_layers(layers, width, dtype, stored)
     result = layer_inputs(product, dtype, table, tokens, how, factors)
@@ -201,8 +209,12 @@ def test_what_layers_read_of_a_token_and_its_embedding(processor, shape, dtype, 
         )
 
 
-@pytest.mark.parametrize("shape", INPUTS, ids=str)
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("processor", "shape", "dtype"),
+    pairwise(PROCESSORS, INPUTS, [*DTYPES, torch.float16]),
+    ids=str,
+    indirect=["processor"],
+)
 def test_gates_of_what_a_layer_reads(processor, shape, dtype) -> None:
     """Of this layer and no other; each row as if it were alone."""
     layers, width = shape
@@ -415,11 +427,14 @@ def test_values_are_normalised_and_may_be_the_product_of_keys(processor, heads, 
 FINISHED = [(0.25, None), (1.0, 30.0), (6.0, 5.0)]
 
 
-@pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("width", [7, 5003])
-@pytest.mark.parametrize(("scale", "cap"), FINISHED)
-def test_logits_are_scaled_and_then_capped(processor, scale, cap, width, count) -> None:
-    x = noise(ROWS, width)
+@pytest.mark.parametrize(
+    ("processor", "case", "width", "count"),
+    pairwise(PROCESSORS, FINISHED, [7, 5003], [1, 3]),
+    ids=str,
+    indirect=["processor"],
+)
+def test_logits_are_scaled_and_then_capped(processor, case, width, count) -> None:
+    x, (scale, cap) = noise(ROWS, width), case
     wanted = x.double() * scale
     wanted = wanted if cap is None else cap * (wanted / cap).tanh()
     with references():
