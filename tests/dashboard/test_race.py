@@ -164,11 +164,7 @@ VERDICTS = [
         "",
     ),
     ([race(0.3, 0.6, [0.1])] * 3, "300 ms with drafts, 600 ms without. Over 3 races it is on average 2.00", "good"),
-    (
-        [race(0.3, 0.2, [1]), race(0.3, 0.9, [1]), race(0.3, 0.4, [1])],
-        "300 ms with drafts, 400 ms without. Which",
-        "",
-    ),
+    ([race(0.3, 0.2, [1]), race(0.3, 0.9, [1]), race(0.3, 0.4, [1])], "300 ms with drafts, 400 ms without. Which", ""),
 ]
 DOUBTS = [
     ([race(0.3, 0.6)], 1.6, ""),

@@ -124,10 +124,7 @@ def models_of(made: Pair, pool: PagePool, others: str, directory: Path) -> list[
     return models
 
 
-@pytest.mark.parametrize(
-    ("max_seqs", "others", "careful"),
-    [(1, "", False), (3, "heads", False), (3, "copy", True)],
-)
+@pytest.mark.parametrize(("max_seqs", "others", "careful"), [(1, "", False), (3, "heads", False), (3, "copy", True)])
 def test_the_same_tokens_whatever_is_planned(pair, tmp_path: Path, max_seqs, others, careful) -> None:
     made, pool = pair("llama2", layers=3), PagePool(65, 16)
     models = models_of(made, pool, others, tmp_path)

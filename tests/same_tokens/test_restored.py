@@ -183,10 +183,7 @@ cases = pytest.mark.parametrize("case", CASES, indirect=True)
 
 @pytest.mark.parametrize(
     ("case", "way"),
-    [
-        *((case, way) for case in CASES for way in QUICK),
-        *alternating(CASES, [way for way in WAYS if way not in QUICK]),
-    ],
+    [*((case, way) for case in CASES for way in QUICK), *alternating(CASES, [way for way in WAYS if way not in QUICK])],
     indirect=["case"],
 )
 def test_it_drafts_as_on_a_fresh_engine(case: Case, way: str) -> None:

@@ -94,16 +94,7 @@ def elsewhere(pair):
     return made, there(made)
 
 
-@pytest.mark.parametrize(
-    ("shape", "max_seqs"),
-    [
-        ("none", 3),
-        ("chain1", 1),
-        ("chain4", 3),
-        ("3,2,1", 3),
-        ("self", 3),
-    ],
-)
+@pytest.mark.parametrize(("shape", "max_seqs"), [("none", 3), ("chain1", 1), ("chain4", 3), ("3,2,1", 3), ("self", 3)])
 def test_the_same_tokens(elsewhere, shape, max_seqs) -> None:
     made, moved = elsewhere
     shapes = {"none": ROOT_ONLY, "chain1": TreeShape.chain(1), "chain4": TreeShape.chain(4)}

@@ -47,13 +47,7 @@ def both(pair) -> tuple[Pair, Pair]:
 
 @pytest.mark.parametrize(
     ("family", "drafter"),
-    [
-        ("qwen3_5", "dense"),
-        ("qwen3_5", "recurrent"),
-        ("qwen3_5", "truth"),
-        ("lfm2", "copy"),
-        ("falcon_h1", "copy"),
-    ],
+    [("qwen3_5", "dense"), ("qwen3_5", "recurrent"), ("qwen3_5", "truth"), ("lfm2", "copy"), ("falcon_h1", "copy")],
 )
 def test_the_same_tokens(pair, family, drafter) -> None:
     """Steps are captured whole, except with drafters on the host, and a draft model with states of its own. Texts come

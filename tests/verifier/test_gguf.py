@@ -127,11 +127,7 @@ AS_FILES_HAVE_IT = {
     },
     "glm4_moe": {"moe_intermediate_size": 256},
     "deepseek_v2": LATENT,
-    "deepseek_v3": {
-        **LATENT,
-        "q_lora_rank": 256,
-        "rope_parameters": {**MSCALE, "mscale": 0.8},
-    },
+    "deepseek_v3": {**LATENT, "q_lora_rank": 256, "rope_parameters": {**MSCALE, "mscale": 0.8}},
     "glm4_moe_lite": {**LATENT, "q_lora_rank": 256},
     "lfm2": {"block_auto_adjust_ff_dim": False},
     "lfm2_moe": {"moe_intermediate_size": 256, "routed_scaling_factor": 1.0},

@@ -195,9 +195,7 @@ def test_what_is_not_of_whole_numbers_is_multiplied_as_it_is(kind) -> None:
 
 
 @pytest.mark.parametrize(
-    ("processor", "kind", "gated"),
-    pairwise(PROCESSORS, [*KINDS, *STEPPED], ["silu", "relu2"]),
-    indirect=["processor"],
+    ("processor", "kind", "gated"), pairwise(PROCESSORS, [*KINDS, *STEPPED], ["silu", "relu2"]), indirect=["processor"]
 )
 def test_the_gate_rounds_as_a_step_of_its_own(processor, kind, gated) -> None:
     shape = (192, 100)
