@@ -10,6 +10,7 @@ import torch
 
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.ops.kernels.cpu.jit import Processor
+from tests.combinations import pairwise
 from tests.kernels.emulated import emulation_of
 from tests.verifier.faked_hub import cache as cache
 from tests.verifier.faked_hub import hub as hub
@@ -39,6 +40,12 @@ def by_processor(one: Sequence[Any], other: Sequence[Any]) -> list[Any]:
         for at, first in enumerate(one)
         for n, second in enumerate(other)
     ]
+
+
+def by_pairs(names: str, *parameters: Sequence[Any]) -> pytest.MarkDecorator:
+    """Cases of a processor and of these, of which any two values meet; `make soak` tries the others."""
+    cases = pairwise(PROCESSORS, *parameters)
+    return pytest.mark.parametrize(f"processor, {names}", cases, ids=str, indirect=["processor"])
 
 
 class Narrow(Processor):

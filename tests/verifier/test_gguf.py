@@ -71,10 +71,8 @@ def assert_close(directory: Path, family: str, kind: Any, **shape: Any) -> None:
     """In fp32 the logits are those of the floats that the package makes of the file."""
     make(family, directory / "plain", **{**WIDTHS, **shape})
     convert(directory / "plain", directory / "x.gguf", kind)
-    made = resolve(directory / "x.gguf")
-    exact = reader(directory / "plain").alone(TOKENS)
-    found = reader(made)
-    assert (found.alone(TOKENS) - exact).abs().max() <= 1e-3 * (exact.max() - exact.min())
+    made, exact = resolve(directory / "x.gguf"), reader(directory / "plain").alone(TOKENS)
+    assert (reader(made).alone(TOKENS) - exact).abs().max() <= 1e-3 * (exact.max() - exact.min())
     assert ModelConfig.from_directory(made).eos_token_ids == (2,)
 
 
@@ -82,10 +80,9 @@ def assert_close_in_bf16(directory: Path) -> None:
     """The same no further off than our bf16 pass of these floats, in most rows (in a mixture another last bit may
     choose the other one of two experts that are about as good), and the plan's bytes are those of the products."""
     exact, made = reader(directory / "plain").alone(TOKENS), resolve(directory / "x.gguf")
-    half = (reader(directory / "plain", torch.bfloat16).alone(TOKENS) - exact).abs().mean(1)
-    narrow = reader(made, torch.bfloat16)
+    plain, narrow = reader(directory / "plain", torch.bfloat16), reader(made, torch.bfloat16)
+    half, off = ((each.alone(TOKENS) - exact).abs().mean(1) for each in (plain, narrow))
     config = ModelConfig.from_directory(made)
-    off = (narrow.alone(TOKENS) - exact).abs().mean(1)
     if config.stack.experts is None:
         assert off.mean() <= 1.25 * half.mean()
     assert off.median() <= 4.0 * half.median()
@@ -98,10 +95,8 @@ def assert_close_in_bf16(directory: Path) -> None:
 ALTERNATE = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 EACH_FOURTH = {"num_hidden_layers": 4, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]}
 GRANITE_HYBRID = {"shared_intermediate_size": 512, "mamba_d_head": 128}
-LATENT = {
-    "kv_lora_rank": 256, "qk_nope_head_dim": 256, "qk_rope_head_dim": 64, "v_head_dim": 128,
-    "moe_intermediate_size": 256,
-}  # fmt: skip
+LATENT = {"kv_lora_rank": 256, "qk_nope_head_dim": 256, "qk_rope_head_dim": 64, "v_head_dim": 128}
+LATENT["moe_intermediate_size"] = 256
 #: What files of these families do not say, since llama.cpp knows.
 AS_FILES_HAVE_IT = {
     "gemma3": {
