@@ -129,13 +129,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @dataclass(slots=True)
 class Run:
     """One request. seconds: wall time of its steps. decoded, decoding: tokens emitted after the first step that emitted
-    any, and the seconds of those steps. statistics: set at its end."""
+    any, and the seconds of those steps."""
 
     tokens: list[int] = field(default_factory=list)
     seconds: float = 0.0
     decoded: int = 0
     decoding: float = 0.0
-    statistics: Statistics = field(init=False)
+    statistics: Statistics = field(default_factory=Statistics)
+
+    def take(self, delta: Delta) -> None:
+        """Count what a step did for it. Raises RequestFailed if it ends with an error."""
+        self.tokens += delta.tokens
+        self.statistics.take(delta, len(delta.tokens))
+        if delta.error is not None:
+            raise RequestFailed(delta.error)
 
     @property
     def tokens_per_step(self) -> float:
@@ -241,11 +248,10 @@ def stepped(engine: EngineCore, *requests: Request) -> Generator[int, None, list
             run.seconds += spent
             run.decoding += spent * decodes
             for delta in deltas:
-                run.tokens += delta.tokens
+                run.take(delta)
                 run.decoded += len(delta.tokens) * decodes
                 last = delta if delta.finish_reason is not None else None
             yield written + len(run.tokens)
-        run.statistics = finished(last)
         if wanted.forced is not None and run.tokens != wanted.forced[: wanted.params.max_tokens]:
             raise RequestFailed("what was written is not what was recorded")
         written += len(run.tokens)
@@ -277,10 +283,8 @@ def together(engine: EngineCore, requests: Sequence[Request], apart: int = 0) ->
             engine.add(waiting.pop(0))
         steps += 1
         for delta in engine.step():
-            runs[delta.id].tokens += delta.tokens
-            if delta.finish_reason is not None:
-                runs[delta.id].statistics = finished(delta)
-                left -= 1
+            runs[delta.id].take(delta)
+            left -= delta.finish_reason is not None
     return list(runs.values())
 
 
@@ -301,10 +305,3 @@ def warm_up(engines: Iterable[EngineCore], prompt: Sequence[int]) -> None:
         while engine.prepare_one():
             pass
         run(engine, request(prompt, 8, temperature=1.0))
-
-
-def finished(delta: Delta) -> Statistics:
-    """The statistics of a last delta. Raises RequestFailed for one with an error."""
-    if delta.statistics is None or delta.error is not None:
-        raise RequestFailed(delta.error or f"request {delta.id} ended as {delta.finish_reason} without statistics")
-    return delta.statistics

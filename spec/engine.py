@@ -17,13 +17,13 @@ from foresay.spec.errors import ContextLengthExceeded, InvalidRequest
 from foresay.spec.names import PREDICTION
 from foresay.spec.observer import Observer, Observers
 from foresay.spec.protocols import Drafter, Verifier
-from foresay.spec.request import Delta, EngineInfo, FinishReason, Origin, Request
+from foresay.spec.request import Delta, EngineInfo, FinishReason, Origin, Request, RequestEnd
 from foresay.spec.sample import Noise
 from foresay.spec.sampling import SEED_RANGE
 from foresay.spec.scheduler import Scheduler
 from foresay.spec.sequence import SequenceState
 from foresay.spec.step import ScheduledSequence, StepRunner, VerifyResult
-from foresay.spec.trace import SequenceTrace, Statistics, StepTrace, Stopwatch
+from foresay.spec.trace import StepTrace, Stopwatch
 from foresay.spec.tree import MAX_NODES
 
 
@@ -116,8 +116,8 @@ class EngineCore:
             most_drafted=MAX_NODES if request.most_drafted is None else request.most_drafted,
             aside=request.aside,
             private=request.private,
-            trace=SequenceTrace() if request.progress is None else request.progress.trace,
             cached_tokens=0 if request.progress is None else request.progress.cached_tokens,
+            arrived=time.perf_counter() if request.progress is None else request.progress.arrived,
         )
 
     def _limit(self, request: Request) -> int:
@@ -151,7 +151,6 @@ class EngineCore:
         if sequence is None:
             return
         keep = sequence.prompt_length + min(max(at_token, 0), sequence.output_length)
-        sequence.trace.cut(len(sequence.tokens) - keep)
         del sequence.tokens[keep:]
         if sequence.table.length > keep - 1:
             sequence.table.truncate(max(keep - 1, 0))
@@ -192,7 +191,7 @@ class EngineCore:
         if not batch:
             return deltas
         for scheduled in batch:
-            scheduled.sequence.trace.started = scheduled.sequence.trace.started or begun
+            scheduled.sequence.started = scheduled.sequence.started or begun
         results = self.runner.run(batch, watch)
         seconds, first = watch.seconds, self._observers.noted
         deltas += [delta for result in results if (delta := self._finalize(result, seconds)) is not None]
@@ -203,12 +202,8 @@ class EngineCore:
         return deltas
 
     def _finalize(self, result: VerifyResult, seconds: dict[str, float]) -> Delta | None:
-        """Count a result, publish final KV, and make the delta."""
+        """Publish final KV, and make the delta."""
         scheduled, sequence = result.scheduled, result.scheduled.sequence
-        sequence.trace.charge({"prefill": sum(seconds.values())} if scheduled.prefill else seconds)
-        if result.emitted:
-            sequence.trace.record(result.depths, result.accepted, len(result.emitted))
-            sequence.trace.forced += result.forced
         if scheduled.prefill and result.emitted:
             self._publish(sequence)
         if result.emitted:
@@ -234,12 +229,11 @@ class EngineCore:
             fault=sequence.error.fault if isinstance(sequence.error, InvalidRequest) else None,
             seed=sequence.noise.seed,
             cached_tokens=sequence.cached_tokens,
-            queued=sequence.trace.queued,
-            drafted=len(result.depths) if result is not None else 0,
-            accepted=result.accepted if result is not None else 0,
+            queued=sequence.queued,
+            elapsed=time.perf_counter() - sequence.arrived,
             logprobs=result.logprobs if result is not None else None,
             prompt_logprobs=sequence.prompt_logprobs if first else None,
-            statistics=self._statistics(sequence) if sequence.finished else None,
+            ending=RequestEnd(self.scheduler.levels_of(sequence), sequence.preemptions) if sequence.finished else None,
             origin=self._origin(result, seconds or {}) if result is not None and tokens else None,
         )
 
@@ -259,10 +253,6 @@ class EngineCore:
             if tree.sources
             else (len(tree) - 1 - result.forced) * (tree.drafter == PREDICTION),
         )
-
-    def _statistics(self, sequence: SequenceState) -> Statistics:
-        levels = self.scheduler.levels_of(sequence)
-        return sequence.trace.statistics(sequence.prompt_length, sequence.cached_tokens, sequence.output_length, levels)
 
     def _end(self, sequence: SequenceState, reason: FinishReason) -> None:
         sequence.finish_reason = reason

@@ -9,7 +9,6 @@ import msgspec
 
 from foresay.spec.errors import Fault, InvalidRequest
 from foresay.spec.sampling import SamplingParams, check_tokens
-from foresay.spec.trace import SequenceTrace, Statistics
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
@@ -31,11 +30,12 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """How far earlier engines got with a request: another one goes on from there.
 
-    committed: the output tokens so far. trace: the counters of their steps. cached_tokens: as they reported.
+    committed: the output tokens so far. arrived: when the request came, on the clock ``time.perf_counter``, which all
+    processes of a machine share. cached_tokens: as they reported.
     """
 
     committed: list[int]
-    trace: SequenceTrace
+    arrived: float
     cached_tokens: int = 0
 
 
@@ -114,14 +114,23 @@ class Origin(msgspec.Struct, array_like=True, frozen=True):
     predicted: int = 0
 
 
+class RequestEnd(msgspec.Struct, array_like=True, frozen=True):
+    """What is known of a request at its end. levels: the deepest draft configured. resumed: how many tokens there were,
+    each time that another engine went on; changed: those times that it was one which may write another text."""
+
+    levels: int = 0
+    preemptions: int = 0
+    resumed: list[int] = []
+    changed: list[int] = []
+
+
 class Delta(msgspec.Struct, kw_only=True):
-    """What one step did for one request. The last delta has a finish_reason and the statistics.
+    """What one step did for one request. The last delta has a finish_reason and an ending.
 
     tokens: the emitted tokens. error: why there will be no more; fault: the same, if the request is to blame.
-    drafted, accepted: tree nodes below the root, and how many of them were accepted.
     logprobs: one entry per emitted token, if requested. prompt_logprobs: one entry per prompt token (None for the
     first, which nothing precedes), if requested, once, with the first emitted token. queued: seconds waited in the
-    queue.
+    queue. elapsed: seconds since the request arrived.
     origin: of the tokens, if there are any.
     """
 
@@ -134,12 +143,21 @@ class Delta(msgspec.Struct, kw_only=True):
     seed: int = 0
     cached_tokens: int = 0
     queued: float = 0.0
-    drafted: int = 0
-    accepted: int = 0
+    elapsed: float = 0.0
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
-    statistics: Statistics | None = None
+    ending: RequestEnd | None = None
     origin: Origin | None = None
+
+    @property
+    def drafted(self) -> int:
+        """Tree nodes below the root."""
+        return len(self.origin.parents) - 1 if self.origin is not None else 0
+
+    @property
+    def accepted(self) -> int:
+        """How many of them were accepted."""
+        return len(self.origin.path) if self.origin is not None else 0
 
 
 class Footprint(msgspec.Struct, frozen=True):
@@ -165,7 +183,7 @@ class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
     chosen: whether drafter and amount are chosen at every step; then ``draft_shape`` is the maximum. drafter_doubts:
     doubts about the drafters. kv_disk: how much KV is kept on disk, in words; "" if unknown. warnings: for the
     operator, a sentence each. identity: what its texts depend on, by part
-    (:mod:`foresay.server.engine.identity`).
+    (:mod:`foresay.server.engine.handover`).
     """
 
     target: str

@@ -160,7 +160,7 @@ class Scheduler:
         """Insert a fork into the queue, in order of arrival."""
         fork.leader = None
         self.forks.remove(fork)
-        earlier = sum(1 for other in self.waiting if other.trace.arrived < fork.trace.arrived)
+        earlier = sum(1 for other in self.waiting if other.arrived < fork.arrived)
         self.waiting.insert(earlier, fork)
 
     def _admit(self) -> None:
@@ -191,7 +191,7 @@ class Scheduler:
             pages = self.prefix.match(sequence.tokens, sequence.salt, sequence.drafts)
             found = len(pages) * self.pool.page_size
             sequence.table.adopt(pages, found, self.prefix.known)
-            if not (sequence.trace.preemptions or sequence.resumed_at):
+            if not (sequence.preemptions or sequence.resumed_at):
                 sequence.cached_tokens = found
         self.running.append(sequence)
 
@@ -224,7 +224,7 @@ class Scheduler:
         """Move it back to the head of the queue: tokens are kept, pages are freed."""
         self.running.remove(sequence)
         sequence.table.release()
-        sequence.trace.preemptions += 1
+        sequence.preemptions += 1
         self.waiting.appendleft(sequence)
         self.preempted.append(sequence)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -12,7 +13,6 @@ from foresay.spec.errors import ForesayError
 from foresay.spec.request import FinishReason, TokenLogprobs
 from foresay.spec.sample import Noise
 from foresay.spec.sampling import SamplingParams
-from foresay.spec.trace import SequenceTrace
 from foresay.spec.tree import MAX_NODES
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ class SequenceState:
     far; None if not requested. speculate: whether more than the root may be verified in a step. draft_method: the
     drafter that may draft, by name; "" for any. most_drafted: the deepest draft requested. aside: whether it neither
     reuses cached KV nor leaves any. private: whether nothing of it may be written to disk. unable: why a drafter that
-    was to draft in this step could not; mostly "".
+    was to draft in this step could not; mostly "". arrived, started: when its request came, and when its first step
+    began (``time.perf_counter``).
     """
 
     id: str
@@ -55,8 +56,10 @@ class SequenceState:
     most_drafted: int = MAX_NODES
     aside: bool = False
     private: bool = False
-    trace: SequenceTrace = field(default_factory=SequenceTrace)
     cached_tokens: int = 0
+    arrived: float = field(default_factory=time.perf_counter)
+    started: float | None = None
+    preemptions: int = 0
     unable: str = ""
     finish_reason: FinishReason | None = None
     stop_token: int | None = None
@@ -66,6 +69,11 @@ class SequenceState:
     def output_length(self) -> int:
         """Tokens generated so far."""
         return len(self.tokens) - self.prompt_length
+
+    @property
+    def queued(self) -> float:
+        """Seconds in the queue."""
+        return (self.started or self.arrived) - self.arrived
 
     @property
     def pending(self) -> int:

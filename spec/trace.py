@@ -1,58 +1,123 @@
-"""Records per step and per sequence, and the summaries sent with a response."""
+"""Records per step, and the counts of a request."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 
 from foresay.spec.accept import ByDepth, tokens_per_step
 from foresay.spec.names import NONE
+from foresay.spec.request import Delta, RequestEnd
 
 
 class Statistics(msgspec.Struct, kw_only=True):
-    """One finished request in numbers. Times in seconds; lists by depth start at depth 1.
+    """One request in numbers, counted delta by delta by the only reader that knows how much of each is in the text.
 
-    steps: target passes that emitted tokens. drafted, accepted: drafted tokens verified, and accepted ones that were
-    emitted. forced: those of the drafted that a grammar forced. acceptance_histogram[j]: steps that accepted exactly j.
-    num_spec_tokens: the deepest draft configured, or accepted if a grammar forced more. discarded: tokens computed past
-    the point where the text ended. resumed: how many tokens there were, each time that another engine went on;
-    changed: those times that it was one which may write another text.
+    Times in seconds; lists by depth start at depth 1. drafted is of everything verified, what was accepted of tokens in
+    the text. first, last: from the request's arrival to the end of the first and the latest step that emitted tokens;
+    first_tokens: how many that first step emitted. delivered: until the first text was passed on, if a server measures
+    that. forced: drafted tokens that a grammar forced. discarded: tokens computed past the point where the text ended.
     """
 
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
-    steps: int
-    drafted: int
-    accepted: int
-    drafted_per_depth: list[int]
-    accepted_per_depth: list[int]
-    acceptance_histogram: list[int]
-    num_spec_tokens: int
-    discarded: int
-    preemptions: int
-    seconds: dict[str, float]
-    time_to_first_token: float
-    decode_seconds: float
-    decode_tokens_per_second: float
-    per_step_drafted: list[int]
-    per_step_accepted: list[int]
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    drafted_per_depth: list[int] = []
+    accepted_per_depth: list[int] = []
+    per_step_drafted: list[int] = []
+    per_step_accepted: list[int] = []
     forced: int = 0
-    resumed: list[int] = []
-    changed: list[int] = []
+    discarded: int = 0
+    seconds: dict[str, float] = {}
+    first: float | None = None
+    first_tokens: int = 0
+    last: float = 0.0
+    delivered: float | None = None
+    ending: RequestEnd = RequestEnd()
+
+    def take(self, delta: Delta, kept: int) -> None:
+        """Count a step's delta, of which ``kept`` tokens are in the text."""
+        self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
+        self.ending = delta.ending or self.ending
+        if self.first is None:
+            self.seconds["queue"] = delta.queued
+        if not delta.tokens:
+            return
+        depths = depths_of(delta.origin.parents)[1:] if delta.origin is not None else []
+        if self.first is None:
+            self.first, self.first_tokens = delta.elapsed, kept
+        if not (self.steps or depths):
+            self.seconds["prefill"] = max(delta.elapsed - delta.queued, 0.0)
+        elif delta.origin is not None:
+            for phase, spent in delta.origin.seconds.items():
+                self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
+        self.last = delta.elapsed
+        self.completion_tokens += kept
+        self.discarded += len(delta.tokens) - kept
+        self.forced += delta.origin.forced if delta.origin is not None else 0
+        self._run(depths, min(delta.accepted, kept))
+
+    def _run(self, depths: list[int], accepted: int) -> None:
+        self.per_step_drafted.append(len(depths))
+        self.per_step_accepted.append(accepted)
+        deepest = max(depths, default=0)
+        for counts in (self.drafted_per_depth, self.accepted_per_depth):
+            counts.extend([0] * (deepest - len(counts)))
+        for depth in depths:
+            self.drafted_per_depth[depth - 1] += 1
+        for depth in range(accepted):
+            self.accepted_per_depth[depth] += 1
 
     @property
-    def tokens_per_step(self) -> float | None:
-        """As :mod:`foresay.spec.accept` defines it."""
-        return tokens_per_step(self.completion_tokens, self.steps)
+    def steps(self) -> int:
+        """Target passes that emitted tokens."""
+        return len(self.per_step_accepted)
 
     @property
     def drafts(self) -> int:
         """How many steps drafted anything."""
         return sum(map(bool, self.per_step_drafted))
+
+    @property
+    def drafted(self) -> int:
+        """Drafted tokens that were verified."""
+        return sum(self.per_step_drafted)
+
+    @property
+    def accepted(self) -> int:
+        """Those of them that were accepted and are in the text."""
+        return sum(self.per_step_accepted)
+
+    @property
+    def num_spec_tokens(self) -> int:
+        """The deepest draft configured, or accepted if a grammar forced more."""
+        return max([self.ending.levels, *self.per_step_accepted])
+
+    @property
+    def time_to_first_token(self) -> float:
+        """Until the first text was passed on, or else emitted; 0 if there is none."""
+        return (self.first or 0.0) if self.delivered is None else self.delivered
+
+    @property
+    def decode_seconds(self) -> float:
+        """From the first step that emitted tokens to the latest."""
+        return 0.0 if self.first is None else self.last - self.first
+
+    @property
+    def decode_tokens_per_second(self) -> float:
+        """Of the tokens after the first step's. Of a text that came in one step of drafts, that step's; 0 if it only
+        computed the prompt."""
+        if self.decode_seconds:
+            return (self.completion_tokens - self.first_tokens) / self.decode_seconds
+        spent = 0.0 if "prefill" in self.seconds else sum(self.seconds.values()) - self.seconds.get("queue", 0.0)
+        return self.completion_tokens / spent if spent else 0.0
+
+    @property
+    def tokens_per_step(self) -> float | None:
+        """As :mod:`foresay.spec.accept` defines it."""
+        return tokens_per_step(self.completion_tokens, self.steps)
 
     @property
     def by_depth(self) -> ByDepth:
@@ -142,104 +207,6 @@ class Stopwatch:
         moved = part * self.seconds[phase]
         self.seconds[phase] -= moved
         self.seconds[other] = self.seconds.get(other, 0.0) + moved
-
-
-@dataclass(slots=True)
-class SequenceTrace:
-    """Counters of one sequence, filled step by step. Clock times are ``time.perf_counter`` seconds, which all processes
-    of a machine share: another engine continues the counters of the one before."""
-
-    arrived: float = field(default_factory=time.perf_counter)
-    started: float | None = None
-    first_token: float | None = None
-    last_token: float | None = None
-    seconds: dict[str, float] = field(default_factory=dict)
-    drafted_per_depth: list[int] = field(default_factory=list)
-    accepted_per_depth: list[int] = field(default_factory=list)
-    per_step_drafted: list[int] = field(default_factory=list)
-    per_step_accepted: list[int] = field(default_factory=list)
-    first_run: int = 0
-    forced: int = 0
-    discarded: int = 0
-    preemptions: int = 0
-    resumed: list[int] = field(default_factory=list)
-    changed: list[int] = field(default_factory=list)
-
-    @property
-    def queued(self) -> float:
-        """Seconds in the queue."""
-        return (self.started or self.arrived) - self.arrived
-
-    def charge(self, seconds: dict[str, float]) -> None:
-        """Add a step's phase times to this sequence's."""
-        for phase, spent in seconds.items():
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
-
-    def record(self, depths: list[int], accepted: int, emitted: int) -> None:
-        """One step that emitted: the depths of its drafted nodes, how many were accepted, how many tokens were
-        emitted."""
-        self.last_token = time.perf_counter()
-        if self.first_token is None:
-            self.first_token, self.first_run = self.last_token, emitted
-        self.per_step_drafted.append(len(depths))
-        self.per_step_accepted.append(accepted)
-        deepest = max(depths, default=0)
-        for counts in (self.drafted_per_depth, self.accepted_per_depth):
-            counts.extend([0] * (deepest - len(counts)))
-        for depth in depths:
-            self.drafted_per_depth[depth - 1] += 1
-        for depth in range(accepted):
-            self.accepted_per_depth[depth] += 1
-
-    def cut(self, surplus: int) -> None:
-        """The text ended ``surplus`` emitted tokens ago: accepted tokens past the cut count as discarded."""
-        self.discarded += surplus
-        for index in range(len(self.per_step_accepted) - 1, -1, -1):
-            if surplus <= 0:
-                return
-            accepted = self.per_step_accepted[index]
-            gone = min(accepted, surplus - 1)  # a step's last token is the bonus token, which was not drafted
-            for depth in range(accepted - gone, accepted):
-                self.accepted_per_depth[depth] -= 1
-            self.per_step_accepted[index] -= gone
-            surplus -= accepted + 1
-
-    def statistics(self, prompt_tokens: int, cached_tokens: int, completion_tokens: int, levels: int) -> Statistics:
-        """The summary sent with the last delta. ``levels`` is the deepest draft configured."""
-        histogram = [0] * (max([levels, *self.per_step_accepted]) + 1)
-        for accepted in self.per_step_accepted:
-            histogram[accepted] += 1
-        first, last = self.first_token or self.arrived, self.last_token or self.arrived
-        after_first = max(completion_tokens - self.first_run, 0)
-        queued = {"queue": self.queued if self.started else last - self.arrived}
-        return Statistics(
-            prompt_tokens=prompt_tokens,
-            cached_tokens=cached_tokens,
-            completion_tokens=completion_tokens,
-            steps=len(self.per_step_accepted),
-            drafted=sum(self.per_step_drafted),
-            accepted=sum(self.per_step_accepted),
-            drafted_per_depth=self.drafted_per_depth,
-            accepted_per_depth=self.accepted_per_depth,
-            acceptance_histogram=histogram,
-            num_spec_tokens=len(histogram) - 1,
-            discarded=self.discarded,
-            preemptions=self.preemptions,
-            seconds=queued | self.seconds,
-            time_to_first_token=first - self.arrived,
-            decode_seconds=last - first,
-            decode_tokens_per_second=after_first / (last - first) if last > first else self._rate(completion_tokens),
-            per_step_drafted=self.per_step_drafted,
-            per_step_accepted=self.per_step_accepted,
-            forced=self.forced,
-            resumed=self.resumed,
-            changed=self.changed,
-        )
-
-    def _rate(self, tokens: int) -> float:
-        """Tokens per second of a text that was generated in one step; 0 if that step also computed the prompt."""
-        spent = 0.0 if "prefill" in self.seconds else sum(self.seconds.values())
-        return tokens / spent if spent else 0.0
 
 
 def depths_of(parents: Sequence[int]) -> list[int]:

@@ -8,7 +8,7 @@ tried. The guarantee comes from kernels whose sums run in an order that depends 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -41,19 +41,8 @@ class Exactness:
 
 def probe(model: ModelRunner, pool: PagePool, seed: int = 0) -> Exactness:
     """Run the text in all these ways, and compare."""
-    passes = probing(model, pool, seed)
-    while True:
-        try:
-            next(passes)
-        except StopIteration as done:
-            found: Exactness = done.value
-            return found
-
-
-def probing(model: ModelRunner, pool: PagePool, seed: int = 0) -> Generator[None, None, Exactness]:
-    """The same as a generator that yields after each pass; if it is closed there, it cleans up."""
     try:
-        failed = yield from _first_difference(model, pool, seed)
+        failed = _first_difference(model, pool, seed)
     finally:
         model.drop_recordings()  # of passes with the logits of more rows than in steps
     if failed is not None:
@@ -63,23 +52,20 @@ def probing(model: ModelRunner, pool: PagePool, seed: int = 0) -> Generator[None
     return Exactness(True, f"{EQUAL} (probed{how})")
 
 
-def _first_difference(model: ModelRunner, pool: PagePool, seed: int) -> Generator[None, None, str | None]:
+def _first_difference(model: ModelRunner, pool: PagePool, seed: int) -> str | None:
     """The way of running the text in which its bits differ; None if in none."""
     chunks = _chunks(model, pool.page_size)
     start, generator = sum(chunks), torch.Generator().manual_seed(seed)
     tokens = torch.randint(model.vocab_size, (start + len(_TRUE_PATH) + _AFTER,), generator=generator)
     with _reading(model, pool) as whole:
         wanted = [whole.chain(tokens), *whole.kept()]
-    yield
     with _reading(model, pool) as pieces, _reading(model, pool) as other:
         logits = []
         for part in tokens[:start].split(chunks):
             logits.append(pieces.chain(part, other if len(part) > 1 else None))
-            yield
         logits.append(pieces.tree(tokens[start : start + len(_TRUE_PATH)]))
         for token in tokens[start + len(_TRUE_PATH) :].split(1):
             logits.append(pieces.chain(token, other))
-            yield
         found = [torch.cat(logits), *pieces.kept()]
     parts = (  # how many rows have run by then, and how many of their keys and values lie where they stay
         ("between chunk sizes", start, start),

@@ -181,9 +181,6 @@ def _beginning(length: int, kind: int) -> float:
 #: The most tokens kept of a salt's answers, and of all salts together; and the most salts.
 MOST_OF_SALT, MOST_IN_ALL, MOST_SALTS = 1 << 17, 1 << 19, 1024
 
-#: (Hash of a salt, its texts, the oldest first); the least recently written salt first.
-Texts = list[tuple[bytes, list[list[int]]]]
-
 
 class Answers:
     """One salt's texts, the latest first, and the learnt chances of their continuations."""
@@ -198,18 +195,15 @@ class Answers:
 
 
 class History:
-    """The answers of all salts. of_salt, in_all: the most tokens kept. key: of the salts' hashes; random if None.
+    """The answers of all salts. of_salt, in_all: the most tokens kept.
 
-    changes: answers added so far. stored: whether they are written to a file. behind: texts with tokens that are not
-    indexed yet. dropped: texts whose memory is to be freed.
+    behind: texts with tokens that are not indexed yet. dropped: texts whose memory is to be freed.
     """
 
-    def __init__(self, of_salt: int = MOST_OF_SALT, in_all: int = MOST_IN_ALL, key: bytes | None = None) -> None:
-        self.key = secrets.token_bytes(32) if key is None else key
+    def __init__(self, of_salt: int = MOST_OF_SALT, in_all: int = MOST_IN_ALL) -> None:
+        self._key = secrets.token_bytes(32)
         self._half, self._in_all, self._kept = min(of_salt, in_all) // 2, in_all, 0
         self._salts: OrderedDict[bytes, Answers] = OrderedDict()
-        self.changes = 0
-        self.stored = False
         self.behind: list[Contexts] = []
         self.dropped: list[Contexts] = []
 
@@ -222,7 +216,7 @@ class History:
         return self._of(self._hashed(salt))
 
     def _hashed(self, salt: str) -> bytes:
-        return blake2b(salt.encode(), digest_size=16, key=self.key).digest()
+        return blake2b(salt.encode(), digest_size=16, key=self._key).digest()
 
     def _of(self, hashed: bytes) -> Answers:
         answers = self._salts.get(hashed)
@@ -249,24 +243,9 @@ class History:
         if text not in self.behind:
             self.behind.append(text)
         self._kept += len(tokens)
-        self.changes += 1
         while self._kept > self._in_all:
             quiet = next(answers for answers in self._salts.values() if answers.texts)
             self._drop(quiet, quiet.texts[-1])
-
-    def texts(self) -> Texts:
-        """All texts. They keep growing at their ends, and change nowhere else."""
-        kept = [(hashed, answers.texts) for hashed, answers in self._salts.items() if answers.texts]
-        return [(hashed, [text.tokens for text in reversed(texts)]) for hashed, texts in kept]
-
-    def restore(self, hashed: bytes, texts: list[list[int]]) -> None:
-        """Restore one salt from :meth:`texts`, indexing all of it at once."""
-        answers = self._of(hashed)
-        for tokens in texts:
-            text = Contexts(tokens)
-            text.take(len(tokens))
-            answers.texts.insert(0, text)
-            self._kept += len(tokens)
 
     def _forget(self, hashed: bytes) -> None:
         answers = self._salts.pop(hashed)

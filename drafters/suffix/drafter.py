@@ -135,13 +135,11 @@ class SuffixDrafter:
         """Nothing to do: committed tokens are read when a draft is requested."""
 
     def finished(self, sequence: SequenceState) -> None:
-        """Keep the answer, if it is one: not of a preempted sequence, which comes back, nor of a background one, nor
-        of a private one if answers are written to a file."""
+        """Keep the answer, if it is one: not of a preempted sequence, which comes back, nor of a background one."""
         running = self._running.pop(sequence.id, None)
         if running is not None:
             self.history.dropped.append(running.own)
-        left_out = sequence.aside or (sequence.private and self.history.stored)
-        if sequence.finished and sequence.finish_reason != "error" and sequence.speculate and not left_out:
+        if sequence.finished and sequence.finish_reason != "error" and sequence.speculate and not sequence.aside:
             self.history.add(sequence.salt, sequence.tokens[max(0, sequence.prompt_length - MOST_CONTEXT) :])
 
     def _of(self, sequence: SequenceState) -> _LookedUp:

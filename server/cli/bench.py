@@ -28,7 +28,7 @@ from foresay.server.settings.resolved import check_names
 from foresay.server.settings.units import counted
 from foresay.spec.accept import GAIN
 from foresay.spec.errors import ConfigurationError, InvalidRequest
-from foresay.spec.names import NONE, SUFFIX
+from foresay.spec.names import NONE
 from foresay.spec.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -100,10 +100,7 @@ def _ways(config: BenchConfig, compared: Sequence[str] | None) -> dict[str, Benc
         flag = "--compare" if compared else "--draft"
         raise ConfigurationError(f"there is nothing to compare: choose a drafter with {flag}")
     ways = {name: msgspec.structs.replace(config, draft=name) for name in names}
-    for name, way in ways.items():
-        if compared and not {SUFFIX, "auto"} & set(name.split(",")):
-            ways[name] = msgspec.structs.replace(way, draft_history=None)
-    return ways | {NONE: msgspec.structs.replace(config, draft=NONE, draft_tree=None, draft_history=None)}
+    return ways | {NONE: msgspec.structs.replace(config, draft=NONE, draft_tree=None)}
 
 
 def _bench_prompts(arguments: Namespace) -> list[Prompt]:
@@ -181,7 +178,9 @@ def table(report: dict[str, Any], config: BenchConfig, compared: bool) -> list[s
     for first, *cells in rows:
         rest = (f"{cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
         lines.append("  ".join([f"{first:<{widths[0]}}", *rest]))
-    return [*lines, *(_choice(report, config) if compared else [_gain(ways[0])])]
+    if compared:
+        return [*lines, *_choice(report, config)]
+    return [*lines, f"accepted by depth: {ways[0].on.accepted_by_depth}", _gain(ways[0])]
 
 
 def _head(report: dict[str, Any]) -> str:
@@ -214,7 +213,24 @@ def _gain(way: Comparison) -> str:
         gain = unknown
     elif unknown:
         gain = f"cannot tell how much drafts gain ({gain}): {unknown}"
+    elif (way.speedup or 0.0) < GAIN:
+        gain = f"{gain}: {_cause(way)}"
     return f"{gain}; {_same(way)}"
+
+
+#: Below this many tokens per step the drafter is hardly ever right; above this share of its time it is too slow.
+_SELDOM_RIGHT, _COSTLY = 1.4, 0.35
+
+
+def _cause(way: Comparison) -> str:
+    """The likeliest cause why drafts do not gain, and what to do about it."""
+    per_step, share = way.on.tokens_per_step or 0.0, way.on.propose_share
+    if per_step < _SELDOM_RIGHT:
+        seldom = f"a step writes only {per_step:.2f} tokens, so the drafter is seldom right"
+        return f"{seldom}; use one made for this target, or --draft none"
+    if share > _COSTLY:
+        return f"drafting takes {share:.0%} of the time; use a smaller drafter, draft less, or --draft none"
+    return "checking the drafts costs more than they save; use --draft none, or draft less (--draft-tokens)"
 
 
 def _choice(report: dict[str, Any], config: BenchConfig) -> Iterator[str]:

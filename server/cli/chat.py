@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from foresay.server.cli.command import argument, command
-from foresay.server.cli.generate import drawn, for_people, hint_of_models, sampling_params, write_out
+from foresay.server.cli.generate import drawn, for_people, generate, hint_of_models, sampling_params, write_out
 from foresay.server.cli.progress import Stages, loaded, note, stopping, summary, unechoed
 from foresay.server.cli.serve import URL, ServerGone
 from foresay.server.settings.config import SamplingConfig
@@ -310,3 +310,26 @@ def _converse(conversation: ChatSession, info: Any, read: Callable[[], str | Non
     while (line := read()) is not None and conversation.obey(line):
         pass
     return 0
+
+
+# -- foresay run -------------------------------------------------------------------------------------------------------
+
+
+@command(SamplingConfig)
+@argument(
+    "prompt", nargs="*", metavar="PROMPT", help="answer this and end; without it, a conversation", after_target=True
+)
+def run(config: SamplingConfig, arguments: Namespace) -> int:
+    """Talk to a model, or have it answer one prompt.
+
+    foresay run smollm2
+    foresay run smollm2 "Why is the sky blue?" --max-tokens 100
+    """
+    if arguments.prompt:
+        prompt = " ".join(arguments.prompt)
+        return generate(config, _with(arguments, prompt=prompt, chat=True, json=False, unlimited=True))
+    return chat(config, _with(arguments, system=None, url=None, api_key=None, no_server=True))
+
+
+def _with(arguments: Namespace, **more: object) -> Namespace:
+    return Namespace(**vars(arguments) | more)

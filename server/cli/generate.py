@@ -128,7 +128,18 @@ def _stream(engine: Engine, config: SamplingConfig, prompt: str, chat: bool) -> 
     return engine.stream(prompt, params, stop=config.stop)
 
 
+#: What the JSON line says of a text's counts.
+_NUMBERS = (
+    *("prompt_tokens", "cached_tokens", "completion_tokens", "steps", "drafted", "accepted", "forced", "discarded"),
+    *("drafted_per_depth", "accepted_per_depth", "per_step_drafted", "per_step_accepted", "num_spec_tokens", "seconds"),
+    *("time_to_first_token", "decode_seconds", "decode_tokens_per_second"),
+)
+
+
 def _json_line(engine: Engine, completion: Completion) -> str:
     info = engine.info
-    models = {"target": info.target, "drafter": info.drafter, "dtype": info.dtype, "exact_reason": info.exact_reason}
-    return msgspec.json.encode(msgspec.to_builtins(completion) | models).decode()
+    shown: dict[str, Any] = {name: getattr(info, name) for name in ("target", "drafter", "dtype", "exact_reason")}
+    if (counts := completion.statistics) is not None:
+        numbers = {name: getattr(counts, name) for name in _NUMBERS}
+        shown["statistics"] = numbers | msgspec.structs.asdict(counts.ending)
+    return msgspec.json.encode(msgspec.to_builtins(completion) | shown).decode()

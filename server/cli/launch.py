@@ -29,7 +29,7 @@ from urllib.parse import urlsplit
 from foresay.server.catalog import catalog
 from foresay.server.catalog.catalog import Agent, known_agents, models_for_agents
 from foresay.server.cli.command import argument, arguments, base_url, command
-from foresay.server.cli.serve import answers, opened
+from foresay.server.cli.serve import answer, opened
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.fields import settings_of
 from foresay.spec.errors import ConfigurationError, ForesayError
@@ -255,12 +255,12 @@ def _health(url: str) -> dict[str, Any] | None:
 def _values(url: str, config: ServeConfig, arguments: Namespace, agent: Agent) -> dict[str, str | int]:
     """The values for the agent's configuration. Raises ConfigurationError if the model does not suffice for it."""
     key = config.api_key[0] if config.api_key else "none"
-    known = {card["id"]: card for card in _answer(url, "/v1/models", key)["data"]}
+    known = {card["id"]: card for card in answer(url, "/v1/models", key, ANSWER_SECONDS)["data"]}
     name = arguments.model or next(iter(known))
     if name not in known:
         raise ConfigurationError(f"--model {name}: {url} serves {', '.join(known)}")
     context = known[name].get("max_model_len")
-    can = _answer(url, "/api/show", key, {"model": name})["capabilities"]
+    can = answer(url, "/api/show", key, ANSWER_SECONDS, {"model": name})["capabilities"]
     lacks = [] if "tools" in can or not agent.tools else ["a chat template with tools"]
     if context and context < agent.tokens:
         lacks.append(f"a context of {agent.tokens:,} tokens (it has {context:,})")
@@ -275,13 +275,6 @@ def _values(url: str, config: ServeConfig, arguments: Namespace, agent: Agent) -
     context = context or agent.tokens
     output = min(known[name].get("max_tokens", OUTPUT), context // PART)
     return {"url": url, "key": key, "model": name, "context": context, "output": output}
-
-
-def _answer(url: str, path: str, key: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    answer = next(answers(url, path, key, body, ANSWER_SECONDS), {})
-    if answer.get("status") == "error":
-        raise ForesayError(f"{url}: {answer['error']['message']}")
-    return answer
 
 
 def _advice(agent: Agent, name: str) -> str:

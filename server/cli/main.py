@@ -34,7 +34,6 @@ from foresay.server.cli import (
     chat,
     generate,
     launch,
-    ollama,
     prove,
     pull,
     serve,
@@ -75,7 +74,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
     "choose one:": (pull.show_models, pull.pull, pull.check, pull.quantize),
     "make it faster:": (bench.bench, prove.prove, train.run),
     "run a server:": (serve.show_config, serve.keys, serve.reload, serve.deploy, version),
-    "as in Ollama:": ollama.COMMANDS,
+    "as in Ollama:": (chat.run, pull.list_models, pull.ps, pull.remove),
 }
 COMMANDS: dict[str, Command] = {command.name: command for group in GROUPS.values() for command in group}
 

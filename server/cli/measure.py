@@ -1,5 +1,4 @@
-"""The measuring loop: texts decoded in several ways, in turns, and what they show, for ``foresay bench`` and
-``check --probe``.
+"""The measuring loop of ``foresay bench``: texts decoded in several ways, in turns, and what they show.
 
 In turns, so that a machine that slows down slows all ways. Speeds are medians, and the speed-up is the quotient of the
 two that are shown. What may be due to other programs or chance is not reported as a gain.
@@ -21,7 +20,7 @@ from foresay.spec.trace import Statistics
 Way = TypeVar("Way")
 Case = TypeVar("Case")
 
-#: What both measure on, and ``foresay prove`` too.
+#: What it measures on, and ``foresay prove`` too.
 PROMPTS = (
     "Once upon a time there was a little girl who",
     "The old king called his three sons together and said,",
@@ -152,11 +151,6 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 def _rate(one: Statistics) -> float:
     """Tokens per second of a text; 0 if it has no speed."""
     return one.decode_tokens_per_second if one.completion_tokens > 1 else 0.0
-
-
-def factor(speedup: float | None) -> str:
-    """A speed-up for people."""
-    return "unknown" if speedup is None else f"{speedup:.2f}x"
 
 
 #: Share of runnable time that threads wait for a core above which a machine counts as busy.

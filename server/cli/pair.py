@@ -3,11 +3,11 @@
 ::
 
     target ── files, tokenizer ──┐
-    draft ─── files, vocabulary ─┼── context ── memory ── probe, if requested
+    draft ─── files, vocabulary ─┼── context ── memory
     head ──── files, layers ─────┘
 
-All but the probe read only configurations, tokenizers and the headers of weight files. A hub id is downloaded first, as
-for serving it.
+It reads only configurations, tokenizers and the headers of weight files. A hub id is downloaded first, as for serving
+it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from foresay.server.catalog.catalog import KnownDraft, find_target, of_shape
-from foresay.server.cli.measure import Comparison
-from foresay.server.cli.probe import CheckReport, advice, probe
 from foresay.server.engine import handover
 from foresay.server.engine.build import draft_shape, fitting
-from foresay.server.engine.checks import Notes, Target, described, facts, look_at_files, names_of
+from foresay.server.engine.checks import Finding, Notes, Target, described, facts, look_at_files, names_of
 from foresay.server.engine.checks import named as for_people
 from foresay.server.engine.device import find_device
 from foresay.server.engine.drafters.entry import Entry
@@ -38,6 +38,29 @@ from foresay.spec.names import NONE
 from foresay.verifier.model import kept_weights
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.families import FAMILIES
+
+
+class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole report. works: nothing failed. recommended: a draft known to suit the target, if none was requested or
+    the requested one does not fit."""
+
+    target: str
+    draft: str
+    works: bool
+    verdict: str
+    findings: list[Finding]
+    recommended: str = ""
+
+    def __str__(self) -> str:
+        """For people: one line per finding, and one for its fix."""
+        width = max(len(finding.subject) for finding in self.findings)
+        lines = [f"{self.target} with --draft {self.draft}"]
+        for finding in self.findings:
+            lines.append(f"{finding.status:<4}  {finding.subject:<{width}}  {finding.text}")
+            if finding.fix:
+                lines.append(f"      {'':<{width}}  fix: {finding.fix}")
+        return "\n".join([*lines, *filter(None, [self.verdict, self.recommended])])
+
 
 _SUPPORTED = ", ".join(family.models for family in FAMILIES.values())
 
@@ -213,19 +236,16 @@ def look_at_memory(notes: Notes, config: EngineConfig, target: Target, draft: Dr
         notes.ok("memory", text, **facts)
 
 
-def check(config: EngineConfig, probe_seconds: float | None = None) -> CheckReport:
-    """Check the pair. probe_seconds: also load it and measure for this long, unless it cannot work."""
+def check(config: EngineConfig) -> CheckReport:
+    """Check the pair."""
     notes = Notes()
     advised = _look(notes, config)
-    probed = _probe(notes, config, probe_seconds) if probe_seconds is not None and not notes.failed() else None
-    last = _verdict(notes) if probed is None or notes.failed() else f"{_verdict(notes)} {probed[1]}"
     return CheckReport(
         target=config.target,
         draft=config.draft,
         works=not notes.failed(),
-        verdict=last,
+        verdict=_verdict(notes),
         findings=notes.findings,
-        probe=[] if probed is None else probed[0],
         recommended=advised,
     )
 
@@ -256,36 +276,6 @@ def look_at_disk(notes: Notes, config: EngineConfig, target: Target) -> None:
     if packed > most:
         stored = f"more than is kept ({bytes_in_words(most)}): each start reads and packs them"
     notes.ok("disk", f"the target's packed weights, {bytes_in_words(packed)}, are {stored}", packed_weights=packed)
-
-
-def _probe(notes: Notes, config: EngineConfig, seconds: float) -> tuple[list[Comparison], str] | None:
-    """The measurements, and advice; None if there is nothing to measure, or measuring failed."""
-    if choose_draft(config).value == NONE:
-        notes.ok("probe", "there is no drafter to measure")
-        return None
-    found = notes.attempt("probe", "run it again; if it fails again, report it", lambda: probe(config, seconds))
-    if found is None:
-        return None
-    info, numbers = found
-    for doubt in info.drafter_doubts:
-        notes.warn("probe", doubt, "see whether the acceptance below is worth it")
-    _note_texts(notes, numbers, info.exact, info.exact_reason)
-    return numbers, advice(numbers, len(info.draft_shape))
-
-
-def _note_texts(notes: Notes, numbers: list[Comparison], exact: bool, reason: str) -> None:
-    """Note whether drafting changed a text, which it must not if the engine is exact."""
-    texts = sum(one.texts for one in numbers)
-    if all(one.same_tokens for one in numbers):
-        notes.ok("texts", f"{counted(texts, 'text')}, the same with the drafter and without ({reason})", texts=texts)
-    elif exact:
-        notes.fail(
-            "texts",
-            "the drafter changed a text, which must never happen",
-            "report it, with what foresay version prints",
-        )
-    else:
-        notes.warn("texts", f"the drafter changed a text: {reason}", "another --dtype may be exact on this machine")
 
 
 def _verdict(notes: Notes) -> str:

@@ -15,8 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
-from foresay.server.engine_process.child import PASSIVE
-from foresay.server.engine_process.imports import import_tokenizers, uncollected
+from foresay.server.engine_process.child import PASSIVE, import_tokenizers, uncollected
 from foresay.server.settings.config import EngineConfig, SamplingConfig
 from foresay.server.settings.resolved import check_config, max_model_len
 from foresay.spec.errors import ConfigurationError

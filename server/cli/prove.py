@@ -4,7 +4,7 @@
 
     cases     prompts at three temperatures, with penalties, with a schema, with tools
     ways      plainly and alone; with each drafter; with all of them, one text at a time, three and eight
-    receipt   each case's token ids and their sha256, and what texts depend on (server/engine/identity.py)
+    receipt   each case's token ids and their sha256, and what texts depend on (server/engine/handover.py)
 """
 
 from __future__ import annotations

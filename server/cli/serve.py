@@ -25,8 +25,7 @@ import msgspec
 
 from foresay.server.cli.command import argument, command
 from foresay.server.cli.progress import Stages
-from foresay.server.engine_process.child import ahead
-from foresay.server.engine_process.imports import uncollected
+from foresay.server.engine_process.child import ahead, uncollected
 from foresay.server.settings.config import SECTIONS, EngineConfig, ServeConfig
 from foresay.server.settings.fields import Setting, applied_by, settings_of
 from foresay.server.settings.load import load
@@ -163,10 +162,12 @@ def opened(request: urllib.request.Request, seconds: float | None) -> Any:
     return opener.open(request, timeout=seconds)
 
 
-def answer(url: str, path: str, key: str | None, seconds: float | None = None) -> dict[str, Any]:
-    """The server's response to a GET, if it is a single line; raises ForesayError if it is an error. seconds: timeout;
-    None: wait forever."""
-    found = next(answers(url, path, key, seconds=seconds), {})
+def answer(
+    url: str, path: str, key: str | None, seconds: float | None = None, body: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """The server's response, to a GET if there is no body, if it is a single line; raises ForesayError if it is an
+    error. seconds: timeout; None: wait forever."""
+    found = next(answers(url, path, key, body, seconds), {})
     if "error" in found:
         raise ForesayError(f"--url {url}: {found['error']['message']}")
     return found

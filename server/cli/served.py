@@ -26,7 +26,7 @@ from foresay.server.settings.resolved import cached_target
 from foresay.server.text.tokenizer import SamplingDefaults
 from foresay.spec.errors import ConfigurationError, ForesayError, InvalidRequest
 from foresay.spec.sampling import SamplingParams
-from foresay.spec.trace import SequenceTrace, Statistics
+from foresay.spec.trace import Statistics
 
 #: Seconds in which a server that answers sends something: a stream that waits has comments.
 SILENT_SECONDS = 120.0
@@ -140,17 +140,17 @@ class ServedStream(AnswerStream):
 def _statistics(steps: Sequence[StepProvenance], usage: dict[str, Any], metrics: dict[str, Any]) -> Statistics:
     """The engine's statistics, as far as a conversation reads them."""
     first, accepted = metrics["time_to_first_token_ms"] / 1000, [step.accepted for step in steps]
-    trace = SequenceTrace(
-        arrived=0.0,
-        first_token=first,
-        last_token=first + metrics["generation_time_ms"] / 1000,
-        first_run=accepted[0] + 1 if accepted else 0,
+    return Statistics(
+        prompt_tokens=usage["prompt_tokens"],
+        cached_tokens=usage["prompt_tokens_details"]["cached_tokens"],
+        completion_tokens=usage["completion_tokens"],
+        first=first,
+        last=first + metrics["generation_time_ms"] / 1000,
+        first_tokens=accepted[0] + 1 if accepted else 0,
         accepted_per_depth=[sum(count > depth for count in accepted) for depth in range(max(accepted, default=0))],
         per_step_drafted=[step.drafted for step in steps],
         per_step_accepted=accepted,
     )
-    cached = usage["prompt_tokens_details"]["cached_tokens"]
-    return trace.statistics(usage["prompt_tokens"], cached, usage["completion_tokens"], 0)
 
 
 # -- which one ---------------------------------------------------------------------------------------------------------

@@ -170,7 +170,7 @@ def warnings(config: ServeConfig) -> list[str]:
 def show(
     info: EngineInfo, config: ServeConfig, model: str, port: int, took: str = "", out: TextIO | None = None
 ) -> None:
-    """Print the banner on stderr, in colour on a terminal unless ``NO_COLOR`` is set.
+    """Print the banner on stderr.
 
     model: the name for clients. port: the actual one, which differs from the setting if that was 0. took: how long the
     start took, in words.
@@ -204,43 +204,9 @@ def _announce(
     url = base_url(config.host, port, "http" if config.ssl_certfile is None else "https")
     table, notes = [*table, *addresses(url), ("access", access(config))], [*notes, *warnings(config)]
     line = try_line(url, model, bool(config.api_key or config.api_key_file), _sampling(config))
-    if out.isatty() and not os.environ.get("NO_COLOR"):
-        _show_rich(table, notes, line, out)
-    else:
-        out.write(plain(table, notes, line))
-        out.flush()
-
-
-def plain(table: list[Row], notes: list[str], line: str) -> str:
-    """The banner as text."""
     width = max(len(name) for name, _ in table)
-    lines = [f"{name:<{width}}  {value}" for name, value in table]
-    lines += [f"{'warning':<{width}}  {note}" for note in notes]
-    return "\n".join(["Foresay is ready.", *lines, "try it:", f"  {line}", ""])
-
-
-def _show_rich(table: list[Row], notes: list[str], line: str, out: TextIO) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    grid = Table.grid(padding=(0, 2))
-    for name, value in table:
-        grid.add_row(Text(name, style="dim"), Text(value, style=_style(name, value)))
-    for note in notes:
-        grid.add_row(Text("warning", style="bold yellow"), Text(note, style="bold yellow"))
-    console = Console(file=out, highlight=False)
-    console.print(Text("Foresay is ready.", style="bold green"))
-    console.print(grid)
-    # Not through the console, which would wrap the line; it is there to be copied.
-    out.write(f"try it:\n  {line}\n")
-    out.flush()
-
-
-def _style(name: str, value: str) -> str:
-    if name == "exact":
-        return "green" if value.startswith("yes") else "yellow"
-    return "bold" if name in ("target", "page", "API") else ""
+    lines = [f"{name:<{width}}  {value}" for name, value in [*table, *(("warning", note) for note in notes)]]
+    print("\n".join(["Foresay is ready.", *lines, "try it:", f"  {line}"]), file=out, flush=True)
 
 
 def _reasoned(value: str, reason: str) -> str:

@@ -345,7 +345,7 @@ def farewell(settings: Settings, out: Path) -> str:
     return "\n".join(
         [
             f"saved in {out}",
-            f"use it:    foresay serve {target}--draft {draft}",
-            f"check it:  foresay check {target}--draft {draft} --probe",
+            f"use it:      foresay serve {target}--draft {draft}",
+            f"measure it:  foresay bench {target}--draft {draft}",
         ]
     )

@@ -28,8 +28,7 @@ from foresay.server.engine.drafting import (
     record_steps,
     runner_of,
 )
-from foresay.server.engine.handover import Witness, opened
-from foresay.server.engine.identity import identity
+from foresay.server.engine.handover import exactness_of, identity, opened
 from foresay.server.engine.memory import Demand, MemoryPlan, check_others, footprint, plan_cpu
 from foresay.server.engine.numbers import FAST, bits_of, choose_activations, choose_dtype, with_kv
 from foresay.server.engine.parameters import in_words, kv_kind, pinned, quantized
@@ -114,19 +113,19 @@ def build_engine(
     progress: LoadProgress | None = None,
     reserved: Mapping[str, int] | None = None,
     costs: Costs | None = None,
-    witness: Witness | None = None,
+    cached: bool = False,
     keeps: bool = False,
 ) -> EngineCore:
     """Load the models, plan the memory, probe exactness, measure the step cost. reserved:
     bytes that the server's other engines hold, by device; raises :class:`foresay.server.engine.memory.NoRoom` if this
     one does not fit alongside them. costs: a previous engine's measurements, reused if the digest agrees and kept on
-    disk for servers that start later; updated with new ones. Without them everything is measured. witness: may know
-    from an earlier start that rows are equal, and then probes later; without it they are probed now. keeps: whether KV
+    disk for servers that start later; updated with new ones. Without them everything is measured. cached: whether the
+    exactness that an earlier start probed is taken over. keeps: whether KV
     is kept on disk as the settings say; the caller that steps the engine writes it while idle.
 
     Raises :class:`ConfigurationError` (or a loader's error) saying what does not fit and which flag changes it.
     """
-    made = partial(_built, config, progress or _ignore, reserved or {}, costs, witness, keeps)
+    made = partial(_built, config, progress or _ignore, reserved or {}, costs, cached, keeps)
     try:
         return made()
     except CompilationFailed:
@@ -143,7 +142,7 @@ def _built(
     report: LoadProgress,
     reserved: Mapping[str, int],
     costs: Costs | None,
-    witness: Witness | None,
+    cached: bool,
     keeps: bool,
 ) -> EngineCore:
     report("finding the models")
@@ -155,7 +154,7 @@ def _built(
     drafters = [loading.made.setdefault(one.option, one.load(loading, verifier)) for one in chosen.named]
     names = _placed([drafter.name for drafter in drafters], chosen.named)
     capture = _capture(loading, verifier, drafters)
-    exactness = _exactness(chosen, verifier, witness)
+    exactness = _exactness(chosen, verifier, cached)
     disk, on_disk = opened(loading, verifier, chosen.named) if keeps else (None, "")
     info = _info(chosen, exactness, names, _doubts(chosen, drafters, verifier), on_disk)
     kept, costs = costs is not None and not loading.device.is_gpu, costs or Costs()
@@ -251,10 +250,10 @@ def _prose(loading: LoadContext) -> list[int]:
     return [id for id in ids if id < loading.model.vocab_size]
 
 
-def _exactness(chosen: _Chosen, verifier: ModelRunner, witness: Witness | None) -> Exactness:
+def _exactness(chosen: _Chosen, verifier: ModelRunner, cached: bool) -> Exactness:
     loading = chosen.loading
-    if witness is not None and not loading.device.is_gpu:
-        return witness.exactness(chosen.of, verifier, loading.pool, loading.report)
+    if cached and not loading.device.is_gpu:
+        return exactness_of(chosen.of, verifier, loading.pool, loading.report)
     loading.report("probing exactness")
     return probe(verifier, loading.pool)
 

@@ -108,7 +108,7 @@ def look_at_files(notes: Notes, subject: str, directory: Path, model: ModelConfi
         notes.warn(
             subject,
             f"{LM_HEAD} is stored although config.json ties it to the embedding; if they differ, loading will fail",
-            "run this with --probe, which loads it; if it fails, set tie_word_embeddings to false",
+            "load it (foresay serve); if it fails, set tie_word_embeddings to false",
         )
     if dtype == "float16" and any(
         tensor.dtype in FLOATS and tensor.dtype != "F16" for tensor in checkpoint.tensors.values()
@@ -148,8 +148,8 @@ def look_at_origin(notes: Notes, subject: str, directory: Path, target: Target) 
         notes.warn(
             subject,
             f"its config.json says that it was made for {name}, which is not what {target.name} is called",
-            f"if {target.name} is not that model under another name, name a drafter made for it; --probe measures "
-            "how often it is right",
+            f"if {target.name} is not that model under another name, name a drafter made for it; foresay bench "
+            "measures how often it is right",
             made_for=name,
         )
 

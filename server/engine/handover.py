@@ -1,19 +1,18 @@
 """What an engine takes over from earlier starts on this machine: KV on disk (how much, in which folder, and what the
-bytes of a page depend on besides its text), and whether it is exact.
+bytes of a page depend on besides its text), and whether it is exact. And what a text depends on besides its request:
+engines with one identity write the same text for one request and seed.
 
-Exactness is probed at this start, or was at an earlier start of the same engine, and then again while no request runs.
-
-The probe takes longer than everything else in a start with cached kernels and weights. Its result is cached under a key
-of all that it depends on: settings, the model's files, threads, the processor, torch and our sources. A result is valid
-for a day, only "exact" is cached, and if a later probe contradicts it the engine process ends: the next one probes
-before it is ready.
+Exactness is probed at this start, or was at an earlier start of the same engine. The probe takes longer than everything
+else in a start with cached kernels and weights. Its result is cached under a key of all that it depends on: settings,
+the model's files, threads, the processor, torch and our sources. A result is valid for a day; only "exact" is cached.
 """
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -21,14 +20,18 @@ import torch
 from foresay.kvpaging import DiskPages, KVStore, PagePool, WindowPages
 from foresay.server.engine.device import Device, LoadContext
 from foresay.server.engine.drafters.entry import Entry, FromFiles
+from foresay.server.engine.numbers import PORTABLE
 from foresay.server.engine.parameters import kv_kind
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.units import bytes_in_words, bytes_of, moment
 from foresay.verifier.model import kept_weights
+from foresay.verifier.model.checkpoint import Checkpoint
+from foresay.verifier.model.gguf.file import LINK, parts_of
+from foresay.verifier.model.rope_config import LongScaling
 from foresay.verifier.model_runner import ModelRunner
 from foresay.verifier.ops.kernels.cpu import kept, threads
 from foresay.verifier.ops.kernels.cpu.jit import Processor
-from foresay.verifier.probe import EQUAL, Exactness, probe, probing
+from foresay.verifier.probe import EQUAL, Exactness, probe
 
 #: The default size: at most this many bytes, and this share of the free disk.
 _MOST, _SHARE = 8 << 30, 0.1
@@ -96,71 +99,98 @@ def _drafting(config: EngineConfig, drafts: Sequence[Entry]) -> tuple[object, ..
 
 # -- exactness ---------------------------------------------------------------------------------------------------------
 
-#: Seconds for which a result is valid; and idle seconds before it is probed again, doubled each time a trial is
-#: interrupted.
-_LASTS, _QUIET = 86400.0, 10.0
+#: Seconds for which a result is valid.
+_LASTS = 86400.0
 
 
-class NotExact(RuntimeError):
-    """Rows differ, although they did not at an earlier start."""
+def exactness_of(
+    of: str,
+    model: ModelRunner,
+    pool: PagePool,
+    report: Callable[[str], None],
+    clock: Callable[[], float] = time.time,
+) -> Exactness:
+    """The cached result, else the probe's. of: a digest of what it depends on, besides the machine and the code. clock:
+    seconds since 1970."""
+    key = kept.key_of("probe", of, repr(Processor.here()), torch.__version__, kept.sources())
+    if (when := _known(key, clock())) is not None:
+        return Exactness(True, f"{EQUAL} (probed at an earlier start, {moment(when)[:16].replace('T', ' ')} UTC)")
+    report("probing exactness")
+    found = probe(model, pool)
+    kept.keep(key, str(clock()).encode() if found.exact else b"")
+    return found
 
 
-class Witness:
-    """The exactness of one engine process. clock: seconds since 1970."""
+def _known(key: str, now: float) -> float | None:
+    """When rows were found to be equal; None if no valid result is cached."""
+    try:
+        when = float(kept.find(key) or b"")
+    except ValueError:
+        return None
+    return when if 0 <= now - when < _LASTS else None
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self._clock, self._quiet_since, self._pause = clock, clock(), _QUIET
-        self._key = ""
-        self._begin: Callable[[], Generator[None, None, Exactness]] | None = None
-        self._passes: Generator[None, None, Exactness] | None = None
 
-    def exactness(self, of: str, model: ModelRunner, pool: PagePool, report: Callable[[str], None]) -> Exactness:
-        """The cached result, else the probe's. of: a digest of what it depends on, besides the machine and the code."""
-        self._key = kept.key_of("probe", of, repr(Processor.here()), torch.__version__, kept.sources())
-        if (when := self._known()) is not None:
-            own = ModelRunner(model.decoder, model.store, model.max_positions)  # keeps the recordings of requests
-            self._begin = lambda: probing(own, pool)
-            return Exactness(True, f"{EQUAL} (probed at an earlier start, {moment(when)[:16].replace('T', ' ')} UTC)")
-        report("probing exactness")
-        return self._noted(probe(model, pool))
+# -- identity ----------------------------------------------------------------------------------------------------------
 
-    def _known(self) -> float | None:
-        """When rows were found to be equal; None if no valid result is cached."""
-        try:
-            when = float(kept.find(self._key) or b"")
-        except ValueError:
-            return None
-        return when if 0 <= self._clock() - when < _LASTS else None
 
-    def _noted(self, found: Exactness) -> Exactness:
-        kept.keep(self._key, str(self._clock()).encode() if found.exact else b"")
-        return found
+#: The number of the order of sums, roundings and draws (docs/same-tokens.md#the-bits) where bits are not portable: one
+#: more when a change of ours changes the tokens that anybody's model writes.
+RULES = 2
+#: Which files are what, besides the weights; all others of a model change no token.
+_PARTS = {
+    "tokenizer": ("tokenizer*", "tekken*", "vocab*", "merges*", "special_tokens*", "added_tokens*", "chat_template*"),
+    "settings": ("config.json", "generation_config.json"),
+}
+#: A hub's cache names a large file by its sha256.
+_HUB = 64
 
-    # -- trials while no request runs -----------------------------------------------------------------------------
 
-    @property
-    def going(self) -> bool:
-        """Whether a trial is in progress."""
-        return self._passes is not None
+def identity(loading: LoadContext, activations: str, bits: str, exact: bool) -> dict[str, str]:
+    """The parts, each as a string. activations: the type that weights are multiplied with. bits: the class. Weights are
+    read once for each version of a file, unless the hub's cache names it by its content."""
+    loading.report("reading the fingerprint")
+    config, kind, directory = loading.config, kv_kind(loading.model, loading.config.kv_dtype), loading.target
+    keys = loading.dtype if kind == "auto" else kind
+    numbers = f"{loading.dtype}, activations {activations}, kv {keys}, quantize {config.quantize or 'none'}"
+    for scaling in dict.fromkeys(rope.parameters for rope in loading.model.ropes if rope is not None):
+        if isinstance(scaling, LongScaling):  # which of its factors are used follows from the longest text
+            numbers += f", {'long' if loading.length > scaling.original_positions else 'short'} texts"
+    link = directory / LINK
+    weights = parts_of(link.resolve()) if link.is_symlink() else Checkpoint.open(directory).files
+    claim = "" if exact else ", not exact"
+    found = {part: [path for each in patterns for path in directory.glob(each)] for part, patterns in _PARTS.items()}
+    return {
+        "weights": _digest(weights),
+        **{part: _digest(files) for part, files in found.items()},
+        "numbers": numbers,
+        "arithmetic": f"{_arithmetic(loading, bits)}{claim}",
+    }
 
-    def rest(self, requested: bool) -> None:
-        """The engine has something else to do: abort a trial, which leaves nothing behind. requested: whether that is a
-        request."""
-        if requested or self._passes is not None:
-            self._quiet_since = self._clock()
-        if self._passes is not None:
-            self._passes.close()
-            self._passes, self._pause = None, 2 * self._pause
 
-    def go_on(self) -> None:
-        """Run one pass of the trial, if it is time. Raises :class:`NotExact` if the last one shows that rows differ."""
-        if self._begin is None or self._clock() - self._quiet_since < self._pause:
-            return
-        self._passes = self._passes or self._begin()
-        try:
-            next(self._passes)
-        except StopIteration as done:
-            self._begin = self._passes = None
-            found = self._noted(done.value)
-            if not found.exact:
-                raise NotExact(f"{found.reason}, although they did not at an earlier start") from None
+def _arithmetic(loading: LoadContext, bits: str) -> str:
+    if bits == PORTABLE:
+        return bits
+    here, on = Processor.here(), loading.device.model
+    if not loading.device.is_gpu:
+        on = f"{here.name}{' with dot products of bf16' if here.multiplies_bf16 else ''}"
+    return f"{bits}, rules {RULES} on {on}, torch {torch.__version__}"
+
+
+def _digest(files: Iterable[Path]) -> str:
+    """Of contents, in the order of the files' names; of a single file the name says nothing."""
+    ordered = sorted(set(files))
+    contents = [f"{path.name if len(ordered) > 1 else ''}={_content(path.resolve())}" for path in ordered]
+    return hashlib.sha256("\n".join(contents).encode()).hexdigest()
+
+
+def _content(path: Path) -> str:
+    """The sha256 of a file's content; a large one is read once for each version of it."""
+    if len(path.name) == _HUB and path.parent.name == "blobs":
+        return path.name
+    key = kept.key_of("content", str(path), repr(kept.seen(path)))
+    if (known := kept.find(key)) is not None:
+        return known.decode()
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    kept.keep(key, found.encode())
+    return found

@@ -1,4 +1,5 @@
-"""The engine process at the level of the operating system: how it starts, whether it computes or hangs, how it ends.
+"""The engine process at the level of the operating system: how it starts and imports, whether it computes or hangs, how
+it ends.
 
 The watchdog distinguishes a hung engine from a slow one. Signs of life are frames (between steps it answers a Ping),
 CPU time used, and, for CPU kernels, kernels that end. A long step shows the last two, an endless loop only CPU time,
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import logging
 import os
 import signal
@@ -17,7 +19,9 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import NamedTuple
 
 import foresay
@@ -223,3 +227,53 @@ def die_with(server: int) -> bool:
 def prctl(option: int, argument: int | bytes) -> bool:
     """Call prctl; whether it succeeded."""
     return bool(ctypes.CDLL(None, use_errno=True).prctl(option, argument) == 0)
+
+
+# -- importing ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Disable garbage collection in the block. Imported modules stay, yet each full collection traverses them: 0.2 s
+    for torch.
+
+    Our own processes freeze them afterwards (:func:`gc.freeze`); a user's process is left alone.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+#: Held while torch is hidden, and during the first import of torch in a process that may hide it.
+importing = Lock()
+_QUIET = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
+
+
+def import_tokenizers(name: str = "PreTrainedTokenizerFast") -> None:
+    """Import the tokenizer class of this name from transformers. If torch is not imported yet, transformers considers
+    it missing from then on: only for processes that never run one of its models."""
+    with importing:
+        if "torch" not in sys.modules:
+            with _hidden(), uncollected():
+                import transformers
+
+                getattr(transformers, name)
+
+
+@contextmanager
+def _hidden() -> Iterator[None]:
+    """Hide torch from imports in the block, without transformers' warning."""
+    previous = os.environ.get(_QUIET)
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    os.environ[_QUIET] = "1"
+    try:
+        yield
+    finally:
+        del sys.modules["torch"]
+        os.environ.pop(_QUIET)
+        if previous is not None:
+            os.environ[_QUIET] = previous

@@ -17,9 +17,8 @@ import msgspec
 
 from foresay.server.engine.build import build_engine
 from foresay.server.engine.costs import Costs
-from foresay.server.engine.handover import Witness
-from foresay.server.engine.history import HistoryWriter
-from foresay.server.engine_process.text_stream import Completion, Progress, TextStream, loading
+from foresay.server.engine.device import LoadProgress
+from foresay.server.engine_process.text_stream import Completion, TextStream
 from foresay.server.schemas.shared import StructuredOutputs
 from foresay.server.settings.config import USUAL_TOKENS, EngineConfig, SamplingConfig
 from foresay.server.settings.fields import nearest
@@ -86,36 +85,33 @@ class Engine:
     ``"bundled"`` is the toy. draft: ``"auto"``, ``"none"``, ``"ngram"``, ``"suffix"``, a hub id, a directory or a GGUF
     file.
     settings: any other field of :class:`~foresay.server.settings.config.EngineConfig`, such as ``draft_tokens=6``.
-    progress: called with what is being loaded and the share done (0 to 1, None if unknown); without it, only a notebook
-    shows progress. Raises :class:`~foresay.spec.errors.ConfigurationError` for settings or models that do not fit
-    together.
+    progress: called with what is being loaded and the share done (0 to 1, None if unknown). Raises
+    :class:`~foresay.spec.errors.ConfigurationError` for settings or models that do not fit together.
     """
 
     def __init__(
-        self, target: str = "bundled", draft: str = "auto", *, progress: Progress | None = None, **settings: Any
+        self, target: str = "bundled", draft: str = "auto", *, progress: LoadProgress | None = None, **settings: Any
     ) -> None:
         given = {"target": target, "draft": draft, **settings}
         try:
             config = load(EngineConfig, given, {}, given_as="argument").config
-            with loading(progress) as shown:
-                check_names(config)
-                self._start(config, shown)
+            check_names(config)
+            self._start(config, progress)
         except ForesayError as error:
             error.args = (of_arguments(str(error)),)
             raise error.with_traceback(None) from None  # the argument is wrong: one sentence, no traceback
 
     @classmethod
-    def from_config(cls, config: EngineConfig, progress: Progress | None = None) -> Self:
+    def from_config(cls, config: EngineConfig, progress: LoadProgress | None = None) -> Self:
         """The engine that ``config`` describes."""
         engine = cls.__new__(cls)
         engine._start(config, progress)
         return engine
 
-    def _start(self, config: EngineConfig, progress: Progress | None) -> None:
+    def _start(self, config: EngineConfig, progress: LoadProgress | None) -> None:
         self._directory = target_directory(config)
         self.tokenizer = Tokenizer.load(self._directory)
-        self._engine = build_engine(config, progress, costs=Costs(), witness=Witness())
-        self._history = HistoryWriter.of(config, self._engine)
+        self._engine = build_engine(config, progress, costs=Costs(), cached=True)
         self._seed = config.seed
         #: max_tokens of requests without one; None: whatever the context leaves.
         self.usual_tokens: int | None = None
@@ -159,8 +155,6 @@ class Engine:
         for stream in list(self._streams.values()):
             stream.close()
         self._engine.notify()
-        if self._history is not None:
-            self._history.close()
 
     @overload
     def generate(

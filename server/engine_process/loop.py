@@ -11,8 +11,6 @@ from functools import partial
 from time import monotonic
 
 from foresay.server.engine.build import build_engine
-from foresay.server.engine.handover import Witness
-from foresay.server.engine.history import HistoryWriter
 from foresay.server.engine.memory import NoRoom
 from foresay.server.engine_process import frames
 from foresay.server.engine_process.frames import GONE, Link
@@ -33,17 +31,15 @@ _LAST_SECONDS = 4.0
 
 
 class Loop:
-    """Feeds one engine from one link. grammars: loads the grammar compiler, None if the model has none. witness:
-    runs exactness trials while no request runs."""
+    """Feeds one engine from one link. grammars: loads the grammar compiler, None if the model has none."""
 
     def __init__(
         self,
         engine: EngineCore,
         link: Link,
         grammars: Callable[[], GrammarCompiler | None] = lambda: None,
-        witness: Witness | None = None,
     ) -> None:
-        self._engine, self._link, self._witness = engine, link, witness
+        self._engine, self._link = engine, link
         self._pending = Pending(grammars, link.wake)
         self._stopped = self._idle = False
 
@@ -57,28 +53,16 @@ class Loop:
 
     def _go_round(self) -> None:
         while not self._stopped:
-            for frame in self._link.receive(wait=not (self._engine.has_work or self._trying or self._idle)):
-                self._rest(requested=False, of=frame)
+            for frame in self._link.receive(wait=not (self._engine.has_work or self._idle)):
                 self._apply(frame)
             for request, compiled in self._pending.ready():
                 self._add(request, compiled)
             if self._engine.has_work and not self._stopped:
-                self._rest(requested=True)
                 deltas = self._engine.step()
                 if deltas or self._engine.trace is not None:
                     self._link.send(frames.Deltas(deltas, self._engine.trace))
-            if self._witness is not None and not (self._engine.has_work or self._stopped):
-                self._witness.go_on()
             self._engine.notify()  # once the tokens are sent
             self._idle = not self._engine.has_work and (self._engine.prepare_one() or self._engine.keep_one())
-
-    def _rest(self, requested: bool, of: object = None) -> None:
-        if self._witness is not None and not isinstance(of, frames.Ping):
-            self._witness.rest(requested)
-
-    @property
-    def _trying(self) -> bool:
-        return self._witness is not None and self._witness.going
 
     def _apply(self, frame: frames.UpFrame | frames.Rejected) -> None:
         match frame:
@@ -128,10 +112,10 @@ def started(link: Link) -> frames.Start:
             return frame
 
 
-def built(start: frames.Start, link: Link, witness: Witness) -> EngineCore | None:
+def built(start: frames.Start, link: Link) -> EngineCore | None:
     """The engine, or None after reporting to the server why it cannot be built. Progress goes to the link."""
     try:
-        return build_engine(start.config, link.loading, start.reserved, start.costs, witness, True)
+        return build_engine(start.config, link.loading, start.reserved, start.costs, True, True)
     except NoRoom as error:
         link.send(frames.Failed(str(error), building=True, footprint=error.footprint))
     except ForesayError as error:
@@ -155,18 +139,17 @@ def grammar_compiler(config: EngineConfig, info: EngineInfo) -> GrammarCompiler 
 
 def serve(link: Link) -> int:
     """Build the engine that the first frame requests, report that it is ready, and run it; returns the exit status."""
-    start, witness, progress = started(link), Witness(), threads.share()
+    start, progress = started(link), threads.share()
     threads.keep_apart()
-    engine = built(start, link, witness)
+    engine = built(start, link)
     if engine is None:
         return 2
     engine.steps = start.steps
-    history = HistoryWriter.of(start.config, engine)
     gc.freeze()  # what was loaded stays; a full collection would traverse all of it in mid-stream
     link.send(frames.Ready(engine.info, start.costs, progress if engine.info.device == "cpu" else ""))
     try:
         grammars = partial(grammar_compiler, start.config, engine.info)
-        Loop(engine, link, grammars, witness).run()
+        Loop(engine, link, grammars).run()
     except GONE:
         raise
     except Exception as error:
@@ -175,7 +158,5 @@ def serve(link: Link) -> int:
         link.send(frames.Failed(f"the engine process failed ({type(error).__name__}: {error})", running=running))
         return 1
     finally:
-        if history is not None:
-            history.close()
         leave_off()
     return 0

@@ -14,9 +14,8 @@ import signal
 import socket
 import sys
 
-from foresay.server.engine_process.child import ENGINE, PR_SET_NAME, die_with, prctl
+from foresay.server.engine_process.child import ENGINE, PR_SET_NAME, die_with, prctl, uncollected
 from foresay.server.engine_process.frames import GONE, Link
-from foresay.server.engine_process.imports import uncollected
 
 
 def _import() -> None:

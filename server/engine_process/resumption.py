@@ -15,6 +15,7 @@ the owners of all state.
 from __future__ import annotations
 
 import logging
+import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Collection
@@ -26,8 +27,7 @@ from msgspec.structs import replace
 from foresay.server.engine.generation import Sink
 from foresay.server.engine_process import frames
 from foresay.server.schemas.errors import ApiError, EngineFailed, KillsEngine, Mistake
-from foresay.spec.request import Delta, Progress, Request
-from foresay.spec.trace import SequenceTrace, depths_of
+from foresay.spec.request import Delta, Progress, Request, RequestEnd
 
 log = logging.getLogger("foresay.server")
 
@@ -41,8 +41,8 @@ MOST_ALONE = 2
 
 @dataclass(slots=True, eq=False)
 class InFlight:
-    """One running request. tokens: the output sent so far, 32 bits each; trace: its statistics, counted as the engine
-    does.
+    """One running request. tokens: the output sent so far, 32 bits each. arrived: when it came (``time.perf_counter``).
+    resumed, changed: as in :class:`~foresay.spec.request.RequestEnd`.
 
     deltas: deltas from its current engine. losses: engine processes that ended while it ran or waited. ran: it was
     in one of them. alone: how many in a row ended while it alone was unproven. ends_at: its text ends with this output
@@ -53,7 +53,9 @@ class InFlight:
     sink: Sink
     state: Literal["waiting", "unproven", "proven"] = "waiting"
     tokens: array[int] = field(default_factory=lambda: array("i"))
-    trace: SequenceTrace = field(default_factory=SequenceTrace)
+    arrived: float = field(default_factory=time.perf_counter)
+    resumed: list[int] = field(default_factory=list)
+    changed: list[int] = field(default_factory=list)
     seed: int = 0
     cached_tokens: int = 0
     deltas: int = 0
@@ -72,12 +74,6 @@ class InFlight:
             return
         self.tokens.extend(delta.tokens)
         self.seed, self.cached_tokens = delta.seed, delta.cached_tokens
-        trace, origin = self.trace, delta.origin
-        trace.started = trace.started or trace.arrived + delta.queued
-        trace.record(depths_of(origin.parents)[1:] if origin else [], delta.accepted, len(delta.tokens))
-        if origin is not None:
-            trace.forced += origin.forced
-            trace.charge(origin.seconds)
 
     def sent(self, fingerprint: str) -> Request:
         """The request to send now to the engine of this fingerprint; one of another may write a different text."""
@@ -85,26 +81,22 @@ class InFlight:
         before, self.fingerprint = self.fingerprint, fingerprint
         if not self.ran:
             return self.request
-        self.trace.resumed.append(len(self.tokens))
+        self.resumed.append(len(self.tokens))
         if before != fingerprint:
-            self.trace.changed.append(len(self.tokens))
+            self.changed.append(len(self.tokens))
         params = replace(self.request.params, seed=self.seed) if self.tokens else self.request.params
-        progress = Progress(committed=list(self.tokens), trace=self.trace, cached_tokens=self.cached_tokens)
+        progress = Progress(committed=list(self.tokens), arrived=self.arrived, cached_tokens=self.cached_tokens)
         return replace(self.request, params=params, progress=progress)
 
     def last(self, levels: int) -> Delta:
         """The last delta of a text that ends with tokens already sent. levels: greatest draft depth."""
-        assert self.ends_at is not None, "somebody saw where it ends"
-        self.trace.cut(len(self.tokens) - self.ends_at)
-        prompt, cached = len(self.request.prompt), self.cached_tokens
-        statistics = self.trace.statistics(prompt, cached, self.ends_at, levels)
         return Delta(
             id=self.request.id,
             tokens=[],
             finish_reason="stop",
             seed=self.seed,
-            cached_tokens=cached,
-            statistics=statistics,
+            cached_tokens=self.cached_tokens,
+            ending=RequestEnd(levels=levels, resumed=self.resumed, changed=self.changed),
         )
 
 
@@ -280,6 +272,8 @@ class InFlights:
             return  # cancelled while this delta was in transit
         if delta.finish_reason is not None:
             self._over(flight)
+        if delta.ending is not None:
+            delta.ending = replace(delta.ending, resumed=flight.resumed, changed=flight.changed)
         self._put(flight, delta)  # before recording: the client waits for it
         if delta.finish_reason is None:
             flight.take(delta)

@@ -30,7 +30,7 @@ from foresay.server.api.common.route import Route, json_response, spellings
 from foresay.server.api.ollama import routes as ollama
 from foresay.server.api.openai import chat, completions, tokens
 from foresay.server.api.responses import routes as responses
-from foresay.server.gateway.caller import CONTEXT, RequestContext, serve, usable_id
+from foresay.server.gateway.keys import CONTEXT, RequestContext, serve, usable_id
 from foresay.server.http import openapi
 from foresay.server.http.auth import AuthMiddleware, opens_socket
 from foresay.server.metrics.log import Reporter

@@ -21,8 +21,7 @@ from contextlib import suppress
 from aiohttp import web
 
 from foresay.server.api.common.route import spellings
-from foresay.server.gateway.caller import ANYONE, CONTEXT, Caller, serve
-from foresay.server.gateway.keys import HashedKey, KeyStore
+from foresay.server.gateway.keys import ANYONE, CONTEXT, Caller, HashedKey, KeyStore, serve
 from foresay.server.models.models import MODELS
 from foresay.server.schemas.errors import Compressed, Forbidden, NotAdmin, TooLarge, Unauthorized
 from foresay.server.settings.config import ServeConfig

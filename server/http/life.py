@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import logging
-import resource
 import signal
 import ssl
 from collections.abc import Callable, Coroutine
@@ -42,7 +40,6 @@ async def run_server(
     on_status: called with every change of an engine's status. spawn: starts an engine process.
     Raises :class:`ForesayError` if the port is taken or the engine can never start.
     """
-    asyncio.get_running_loop().set_exception_handler(Refusals())
     threads = ThreadPoolExecutor(thread_name_prefix=WORKER_NAME)
     asyncio.get_running_loop().set_default_executor(threads)
     models = Models.of(config, on_status, spawn)
@@ -154,38 +151,3 @@ def context(config: ServeConfig) -> ssl.SSLContext | None:
     except OSError as error:
         raise ConfigurationError(f"{files} cannot be read: {error.strerror}") from None
     return made
-
-
-# -- open files --------------------------------------------------------------------------------------------------------
-
-OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)
-#: Seconds between two log lines about connections that cannot be accepted; asyncio retries every second.
-QUIET_SECONDS = 30.0
-log = logging.getLogger("foresay.server")
-
-
-class Refusals:
-    """An event loop's exception handler that logs, in one occasional line, that no file descriptor is left for a
-    client."""
-
-    def __init__(self) -> None:
-        self._logged_at = -QUIET_SECONDS
-
-    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Handle what asyncio's ``call_exception_handler`` was given."""
-        error = context.get("exception")
-        if not (isinstance(error, OSError) and error.errno in OUT_OF_FILES and "socket" in context):
-            loop.default_exception_handler(context)
-        elif loop.time() - self._logged_at >= QUIET_SECONDS:
-            self._logged_at = loop.time()
-            log.error("%s", _reason(error))
-
-
-def _reason(error: OSError) -> str:
-    if error.errno == errno.ENFILE:
-        return "clients wait: the system has no open files left (fs.file-max)"
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return (
-        f"clients wait: this process has all the {limit} open files it may have; raise the hard limit "
-        "(ulimit -Hn, LimitNOFILE= of a service), or let fewer connect"
-    )

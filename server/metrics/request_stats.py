@@ -5,20 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from foresay.server.metrics.counters import Counters, shape_of
 from foresay.server.metrics.fields import count
 from foresay.server.metrics.report import RequestDetail, RequestStep, RequestSummary, TokenText, from_counts
 from foresay.server.metrics.ring import Ring
 from foresay.server.schemas.shared import PromptProgress
-from foresay.spec.accept import tokens_per_step
-from foresay.spec.request import Delta, Origin, Request
-from foresay.spec.trace import Statistics, StepTrace
-
-if TYPE_CHECKING:  # that module imports this one
-    from foresay.server.text.choice import Piece
-
+from foresay.server.text.choice import Choice, Piece
+from foresay.spec.request import Delta, Origin, RequestEnd
+from foresay.spec.trace import StepTrace
 
 #: Most steps kept per request to be shown; of a longer one only the first are kept.
 MOST_STEPS = 2048
@@ -46,44 +41,40 @@ class SharedStats:
 
 
 class RequestStats:
-    """One request's counts. They are of tokens in its text; only ``drafted`` is of everything verified.
+    """What is shown of one request, and of it counted in the counters of all. Its acceptance is counted by its choice.
 
-    choices: number requested with it. keeps_text: whether its text may be shown later. words: the first words of its
-    prompt.
+    choices: number requested with it. keeps_text: whether its text may be shown later.
     """
 
     def __init__(
         self,
-        request: Request,
+        choice: Choice,
         tenant: str,
         request_id: str,
         shared: SharedStats,
         choices: int = 1,
         keeps_text: bool = True,
-        words: str = "",
     ) -> None:
+        request = choice.request
         self.id, self.tenant, self.request_id = request.id, tenant, request_id
         self.prompt_tokens, self.leads = len(request.prompt), request.fork_of is None
         self.max_tokens, self.choices, self.keeps_text = request.params.max_tokens, choices, keeps_text
-        self.words = words if keeps_text else None
+        self.words = choice.words if keeps_text else None
         self.temperature, self.seed = request.params.temperature, request.params.seed
         self.began = shared.clock()
         self.ended: float | None = None
         self.finish_reason: str | None = None
         self.read_tokens = 0 if self.leads else self.prompt_tokens
-        self.cached_tokens = self.tokens = self.runs = self.drafts = 0
-        self.drafted = self.accepted = self.discarded = 0
+        self.cached_tokens = 0
         self.drafters: dict[str, int] = {}
+        self._counts = choice.counts
         self._first: float | None = None
-        self._until_first: float | None = None
         self._last = 0.0
-        self._first_run = 0
         self._steps: list[Step] = []
         self._offsets: list[int] = []
         self._text: list[str] = []
         self._whole = True
         self._shared = shared
-        self._statistics: Statistics | None = None
         self._reading_since, self._adopted = self.began, 0
 
     def reads(self, read: int, cached: int, seconds: float) -> None:
@@ -127,7 +118,7 @@ class RequestStats:
             self._text.append(piece.text)
         if piece.finish_reason is not None and self.finish_reason is None:
             self.finish_reason = piece.finish_reason
-            self._over(counters, now, delta.statistics)
+            self._over(counters, now, delta.ending)
 
     def delivered(self, tokens: int) -> None:
         """A chunk of ``tokens`` is sent: the time since the previous one is a chunk gap, and each token's share of it a
@@ -140,10 +131,9 @@ class RequestStats:
         count(counters.step_phase_seconds, "deliver", now - (shared.delivered or now))
         shared.delivered = now
         if self._first is None:
-            self._first, self._first_run = now, tokens
-            self._until_first = round(1000 * (now - self.began), 3) / 1000  # what a response's milliseconds come to
-            counters.time_to_first_token_seconds.observe(self._until_first)
-            self._agree()
+            self._first = now
+            until = self._counts.delivered = round(1000 * (now - self.began), 3) / 1000  # as a response's milliseconds
+            counters.time_to_first_token_seconds.observe(until)
         else:
             gap = now - self._last
             counters.inter_chunk_latency_seconds.observe(gap)
@@ -163,35 +153,29 @@ class RequestStats:
     def summary(self) -> RequestSummary:
         """The request in numbers, rounded as in the response's ``metrics``, so that both are shown as the same."""
         seconds = (self._shared.clock() if self.ended is None else self.ended) - self.began
-        rate, per_step = self.rate, tokens_per_step(self.tokens, self.runs)
+        counts, per_step, drafted = self._counts, self._counts.tokens_per_step, self._counts.drafted
         return from_counts(
             RequestSummary,
             self,
             started=self.began,
             prompt=self.words,
-            output_tokens=self.tokens,
-            time_to_first_token=self._until_first,
+            output_tokens=counts.completion_tokens,
+            time_to_first_token=counts.delivered,
             seconds=seconds,
-            tokens_per_second=rate and round(rate, 2),
-            steps=self.runs,
-            acceptance_rate=round(self.accepted / self.drafted, 4) if self.drafted else None,
+            tokens_per_second=round(counts.decode_tokens_per_second, 2) or None,
+            steps=counts.steps,
+            drafts=counts.drafts,
+            drafted=drafted,
+            accepted=counts.accepted,
+            discarded=counts.discarded,
+            acceptance_rate=round(counts.accepted / drafted, 4) if drafted else None,
             tokens_per_step=per_step and round(per_step, 4),
         )
 
-    def _agree(self) -> None:
-        """Make numbers agree: the response's statistics get their time to first token from here, like the histograms;
-        the rate shown here comes from those statistics."""
-        if self._statistics is not None and self._until_first is not None:
-            self._statistics.time_to_first_token = self._until_first
-
     @property
-    def rate(self) -> float | None:
-        """Tokens per second after the first chunk; None if there were no others."""
-        if self._statistics is not None:
-            return self._statistics.decode_tokens_per_second or None
-        rest = self.tokens - self._first_run
-        decoding = self._last - self._first if self._first is not None else 0.0
-        return rest / decoding if decoding > 0 and rest > 0 else None
+    def runs(self) -> int:
+        """Steps that emitted tokens."""
+        return self._counts.steps
 
     def detail(self) -> RequestDetail:
         """The request step by step, and its text by origin; only for the key that sent it."""
@@ -203,24 +187,17 @@ class RequestStats:
         return RequestDetail(self.summary(), steps, text, whole=self._whole, text_kept=self.keeps_text)
 
     def _run(self, counters: Counters, delta: Delta, piece: Piece) -> None:
-        """Count the tokens of one step."""
-        origin, made, kept = delta.origin or NOWHERE, len(delta.tokens), len(piece.token_ids)
+        """Count the tokens of one step, which its choice has just counted."""
+        origin, kept = delta.origin or NOWHERE, len(piece.token_ids)
         path, forced, shared = origin.path, origin.forced, self._shared
-        shape = shape_of(tuple(origin.parents))
-        drafted, accepted = shape.drafted, min(len(path), kept)
-        counters.run(origin.drafter, shape, path[accepted - 1] if accepted else 0, kept)
-        if not self.runs and self.leads:
+        drafted, accepted = self._counts.per_step_drafted[-1], self._counts.per_step_accepted[-1]
+        counters.run(origin.drafter, shape_of(tuple(origin.parents)), path[accepted - 1] if accepted else 0, kept)
+        if self.runs == 1 and self.leads:
             counters.prompt_tokens += self.prompt_tokens
             counters.prefix_cache_queries = counters.prompt_tokens
         self.read_tokens = self.prompt_tokens
-        self.runs += 1
-        self.tokens += kept
-        self.discarded += made - kept
-        counters.spec_decode_num_discarded_tokens += made - kept
+        counters.spec_decode_num_discarded_tokens += len(delta.tokens) - kept
         if drafted:
-            self.drafts += 1
-            self.drafted += drafted
-            self.accepted += accepted
             count(self.drafters, origin.drafter, 1)
         sure = 0
         if forced:
@@ -237,28 +214,28 @@ class RequestStats:
         else:
             self._whole = False
 
-    def _over(self, counters: Counters, now: float, statistics: Statistics | None) -> None:
-        """Count a request that has ended; its phases only if it has statistics, that is, ran to its end."""
+    def _over(self, counters: Counters, now: float, ending: RequestEnd | None) -> None:
+        """Count a request that has ended; its phases only if it ran to its end."""
+        counts = self._counts
         self.ended = now
         counters.ended(self.finish_reason or "")
         counters.e2e_request_latency_seconds.observe(now - self.began)
         counters.request_prompt_tokens.observe(self.prompt_tokens)
-        counters.request_generation_tokens.observe(self.tokens)
+        counters.request_generation_tokens.observe(counts.completion_tokens)
         if self.max_tokens is not None:
             counters.request_params_max_tokens.observe(self.max_tokens)
         if self.leads:
             counters.request_params_n.observe(self.choices)
-        if statistics is not None:
-            self._statistics = statistics
-            queue, first = statistics.seconds.get("queue", 0.0), statistics.time_to_first_token
+        if ending is not None:
+            queue = counts.seconds["queue"]
+            reading = max((counts.first or 0.0) - queue, 0.0)
             counters.request_queue_time_seconds.observe(queue)
-            counters.request_num_preemptions.observe(statistics.preemptions)
-            counters.request_prefill_time_seconds.observe(max(first - queue, 0.0))
-            counters.request_decode_time_seconds.observe(statistics.decode_seconds)
-            counters.request_inference_time_seconds.observe(max(first - queue, 0.0) + statistics.decode_seconds)
-        self._agree()
-        if self._first is not None and self.tokens > 1:
-            counters.request_time_per_output_token_seconds.observe((now - self._first) / (self.tokens - 1))
+            counters.request_num_preemptions.observe(ending.preemptions)
+            counters.request_prefill_time_seconds.observe(reading)
+            counters.request_decode_time_seconds.observe(counts.decode_seconds)
+            counters.request_inference_time_seconds.observe(reading + counts.decode_seconds)
+        if self._first is not None and counts.completion_tokens > 1:
+            counters.request_time_per_output_token_seconds.observe((now - self._first) / (counts.completion_tokens - 1))
 
     def _by_origin(self) -> list[TokenText]:
         """The text of each token, with its origin."""

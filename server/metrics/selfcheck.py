@@ -2,7 +2,7 @@
 
 ::
 
-    choices ── watching ── answers ──> Backlog ── idle for a moment ──> plain_tokens ──> SelfCheckCounts,
+    choices ── watching ── answers ──> backlog ── idle for a moment ──> plain_tokens ──> SelfCheckCounts,
                    │                      ^                                │             a warning
                    └── a request comes: the re-run is cancelled at once ──┘
 
@@ -24,7 +24,7 @@ import msgspec
 from aiohttp import web
 
 from foresay.server.engine.generation import Generation, ServedEngine
-from foresay.server.gateway.caller import CONTEXT
+from foresay.server.gateway.keys import CONTEXT
 from foresay.server.metrics.records import SelfCheckCounts
 from foresay.server.schemas.errors import ApiError, EngineFailed, Unavailable
 from foresay.server.text.choice import Choice
@@ -111,49 +111,8 @@ async def plain_tokens(rerun: Generation, length: int) -> list[int]:
     return plain[:length]
 
 
-MOST_ANSWERS = 64
-MOST_BYTES = 8 << 20
-
-
-class Backlog:
-    """A first-in, first-out queue. Answers are held encoded, so that their memory is known.
-
-    filled: set while it is not empty. dropped: number of answers evicted.
-    """
-
-    def __init__(self, most_answers: int = MOST_ANSWERS, most_bytes: int = MOST_BYTES) -> None:
-        self.filled = asyncio.Event()
-        self.dropped = 0
-        self._most_answers, self._most_bytes = most_answers, most_bytes
-        self._packed: deque[bytes] = deque()
-        self._bytes = 0
-
-    def __len__(self) -> int:
-        return len(self._packed)
-
-    def put(self, answer: RecordedAnswer) -> None:
-        """Add an answer; the oldest are dropped if there are too many."""
-        packed = msgspec.msgpack.encode(answer)
-        self._packed.append(packed)
-        self._bytes += len(packed)
-        self.filled.set()
-        while len(self._packed) > self._most_answers or self._bytes > self._most_bytes:
-            self._popped()
-            self.dropped += 1
-
-    def take(self) -> RecordedAnswer:
-        """Remove and return the oldest. Raises IndexError if there is none."""
-        answer: RecordedAnswer = msgspec.msgpack.decode(self._popped(), type=RecordedAnswer)
-        return answer
-
-    def _popped(self) -> bytes:
-        packed = self._packed.popleft()
-        self._bytes -= len(packed)
-        if not self._packed:
-            self.filled.clear()
-        return packed
-
-
+#: Answers that wait to be checked; the oldest are dropped if there are more.
+MOST_ANSWERS = 16
 #: How long no request has come before a re-run starts, so that it does not run between two requests of one client.
 QUIET_SECONDS = 0.5
 #: A re-run interrupted this often is given up.
@@ -175,7 +134,8 @@ class SelfCheck:
         taking: Callable[[], bool],
         chance: Callable[[], float] = _random.random,
     ) -> None:
-        self.backlog = Backlog()
+        self.backlog: deque[RecordedAnswer] = deque(maxlen=MOST_ANSWERS)
+        self._filled = asyncio.Event()
         self._engine, self._share, self._counts, self._chance = engine, share, counts, chance
         self._idle, self._taking = idle, taking
         self._rerun: Generation | None = None
@@ -212,12 +172,14 @@ class SelfCheck:
 
     async def _run(self) -> None:
         while True:
-            await self.backlog.filled.wait()
+            await self._filled.wait()
             await self._idle.wait()
             seen = self._requests
             await asyncio.sleep(QUIET_SECONDS)
             while self.backlog and self._free() and self._requests == seen:
-                await self._check(self.backlog.take())
+                await self._check(self.backlog.popleft())
+            if not self.backlog:
+                self._filled.clear()
 
     def _free(self) -> bool:
         """Whether the engine is ready and idle."""
@@ -231,7 +193,7 @@ class SelfCheck:
                 raise Interrupted
             self._compared(answer, difference(answer.tokens, await plain_tokens(rerun, len(answer.tokens))))
         except Unavailable:
-            self.backlog.put(answer)
+            self._put(answer)
             await asyncio.sleep(QUIET_SECONDS)
         except Interrupted:
             kept = self._keep(msgspec.structs.replace(answer, tries=answer.tries + 1))  # last: others may be shorter
@@ -242,7 +204,7 @@ class SelfCheck:
             log.exception("self-check: the answer to request %s could not be checked", answer.request.id)
             self._counts.self_check_skipped += 1
         self._rerun = None
-        self._report()
+        self._counts.self_check_waiting = len(self.backlog)
 
     def _compared(self, answer: RecordedAnswer, found: Difference | None) -> None:
         self._counts.self_check_requests += 1
@@ -261,15 +223,14 @@ class SelfCheck:
         writes other texts by now."""
         keeps = answer.fingerprint == self._fingerprint and answer.tries < MOST_TRIES
         if keeps:
-            self.backlog.put(answer)
-            self._report()
+            self._put(answer)
         return keeps
 
-    def _report(self) -> None:
-        """Update the counts of waiting and dropped answers."""
+    def _put(self, answer: RecordedAnswer) -> None:
+        self._counts.self_check_skipped += len(self.backlog) == MOST_ANSWERS
+        self.backlog.append(answer)
         self._counts.self_check_waiting = len(self.backlog)
-        self._counts.self_check_skipped += self.backlog.dropped
-        self.backlog.dropped = 0
+        self._filled.set()
 
 
 def sentence(answer: RecordedAnswer, found: Difference, info: EngineInfo | None) -> str:

@@ -12,16 +12,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from functools import partial
-from types import MappingProxyType
 from typing import cast
 
 import foresay
 from foresay.server.engine.generation import EngineStatus, StatusSource
-from foresay.server.gateway.caller import CONTEXT
+from foresay.server.gateway.keys import CONTEXT
 from foresay.server.metrics.counters import Counters
 from foresay.server.metrics.fields import TOKEN_BOUNDS, Histogram, declared, value_of
 from foresay.server.metrics.records import (
@@ -49,16 +48,15 @@ from foresay.server.metrics.request_stats import Recent, RequestStats, SharedSta
 from foresay.server.metrics.verdict import judged
 from foresay.server.schemas.errors import ApiError
 from foresay.server.schemas.shared import PromptProgress
+from foresay.server.text.choice import Choice
 from foresay.spec.errors import InvalidRequest
-from foresay.spec.request import EngineInfo, Request
+from foresay.spec.request import EngineInfo
 from foresay.spec.trace import StepTrace
 
 #: The page's message for a server that is about to stop.
 DRAINING = "running requests finish, new ones are refused"
 #: Error codes that are no failure: the client ended the request.
 CLIENT_ENDED = frozenset({"cancelled"})
-#: For requests whose prompts have no words to show.
-NOTHING: Mapping[str, str] = MappingProxyType({})
 #: Seconds of the page's figures, and of those that tell whether the machine is busy.
 LIVE_SECONDS, BUSY_SECONDS = 60, 10
 #: Weight of one step in the moving average of a step without drafts.
@@ -125,17 +123,14 @@ class Telemetry:
         self.startup.see(status)
 
     @contextmanager
-    def watching(
-        self, requests: Sequence[Request], keeps_text: bool = True, words: Mapping[str, str] = NOTHING
-    ) -> Iterator[list[RequestStats]]:
-        """Count what becomes of these requests; one that has not ended by the end of the context has failed, or was
-        cancelled by its client. keeps_text: whether their text may be shown to their key later. words: by id, the first
-        ones of their prompts."""
+    def watching(self, choices: Sequence[Choice], keeps_text: bool = True) -> Iterator[list[RequestStats]]:
+        """Count what becomes of these choices; one that has not ended by the end of the context has failed, or was
+        cancelled by its client. keeps_text: whether their text may be shown to their key later."""
         tenant, request_id = CONTEXT.get().caller.tenant, CONTEXT.get().id
-        forks = Counter(request.fork_of for request in requests)
+        forks = Counter(choice.request.fork_of for choice in choices)
         all_stats = [
-            RequestStats(r, tenant, request_id, self._shared, 1 + forks[r.id], keeps_text, words.get(r.id, ""))
-            for r in requests
+            RequestStats(choice, tenant, request_id, self._shared, 1 + forks[choice.request.id], keeps_text)
+            for choice in choices
         ]
         for stats in all_stats:
             self._recent.begin(stats)

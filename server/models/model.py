@@ -10,10 +10,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from foresay.server.engine.generation import EngineStatus
-from foresay.server.engine_process.child import Spawned, spawn
+from foresay.server.engine_process.child import Spawned, importing, spawn
 from foresay.server.engine_process.client import MOST_STARTS, EngineClient
 from foresay.server.engine_process.client_base import Progress, Resumed
-from foresay.server.engine_process.imports import importing
 from foresay.server.models.residency import log
 from foresay.server.models.resident import NoMemory, NotRestored, Resident
 from foresay.server.models.service import ServerState, Service, Text

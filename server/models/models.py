@@ -17,7 +17,7 @@ from foresay.server.engine.generation import EngineStatus
 from foresay.server.engine_process.child import Spawned, spawn
 from foresay.server.engine_process.client import EngineClient
 from foresay.server.engine_process.client_base import Progress, Resumed
-from foresay.server.gateway.caller import CONTEXT
+from foresay.server.gateway.keys import CONTEXT
 from foresay.server.metrics.exposition import Exposition
 from foresay.server.models.model import Model
 from foresay.server.models.residency import Residency

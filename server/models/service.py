@@ -14,8 +14,8 @@ from typing import TypeVar
 import msgspec
 
 from foresay.server.engine.generation import MOST_PENDING_TOKENS, Generation, ServedEngine, deadline, unavailable
-from foresay.server.engine_process.imports import import_tokenizers
-from foresay.server.gateway.caller import CONTEXT
+from foresay.server.engine_process.child import import_tokenizers
+from foresay.server.gateway.keys import CONTEXT
 from foresay.server.metrics.records import Connections
 from foresay.server.metrics.selfcheck import SelfCheck
 from foresay.server.metrics.telemetry import Telemetry
@@ -180,7 +180,7 @@ class Service:
 
     @property
     def fingerprint(self) -> str:
-        """Identifies all that its texts depend on besides the request (:mod:`foresay.server.engine.identity`)."""
+        """Identifies all that its texts depend on besides the request (:mod:`foresay.server.engine.handover`)."""
         return self.opened()[1].fingerprint
 
     def origin(self, request_id: str, requested: str | None) -> AnswerOrigin:
@@ -206,9 +206,8 @@ class Service:
         their text may be kept for the self-check and for the dashboard, where their key can read it again.
         """
         requests, count = [choice.request for choice in choices], len(choices)
-        words = {choice.request.id: choice.words for choice in choices}
         self._check_queue(count)
-        with self.telemetry.watching(requests, keeps_text, words) as all_stats:
+        with self.telemetry.watching(choices, keeps_text) as all_stats:
             meter, over = CONTEXT.get().meter, self.lease.close
             meter.prompt_tokens += sum(len(request.prompt) for request in requests if request.fork_of is None)
             generation = Generation(self.engine, requests, self.most_pending_tokens, meter.wrote, all_stats, over)

@@ -127,9 +127,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     draft_vocab: DraftVocab = "auto"
     """N: how many tokens a draft model, an EAGLE or an MTP head has logits of, on a CPU: those said lately; auto is
     32768 of a vocabulary of at least twice as many, or all in texts that say others; full is all"""
-    draft_history: str | None = None
-    """FILE: a file where --draft suffix keeps the answers it searches, across restarts: token ids of answers, and of
-    the ends of prompts (forgotten on exit)"""
 
     # memory
     max_seqs: Annotated[int, Meta(ge=1, le=256)] = 4

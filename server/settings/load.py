@@ -20,7 +20,6 @@ from foresay.server.settings.config import SECTIONS, USUAL_TOKENS, EngineConfig,
 from foresay.server.settings.fields import PREFIX, Setting, all_settings, nearest, settings_of
 from foresay.server.settings.resolved import LATEST
 from foresay.spec.errors import ConfigurationError
-from foresay.spec.names import SUFFIX
 
 FILE_VARIABLE = PREFIX + "CONFIG"
 #: The section of a file with a subsection for each model of a server.
@@ -216,11 +215,6 @@ def check(config: EngineConfig) -> None:
     if isinstance(config, SamplingConfig) and config.min_tokens > (config.max_tokens or USUAL_TOKENS):
         most = config.max_tokens or f"{USUAL_TOKENS}, unless it is set"
         raise ConfigurationError(f"min_tokens ({config.min_tokens}) must be at most max_tokens ({most})")
-    if config.draft_history is not None and not {SUFFIX, "auto"} & {part.strip() for part in config.draft.split(",")}:
-        raise ConfigurationError(
-            f"draft_history is what the suffix drafter remembers, but draft is {config.draft}: set --draft suffix, or "
-            "leave --draft-history out"
-        )
     if config.max_model_len is not None and config.kv_tokens is not None and config.kv_tokens < config.max_model_len:
         raise ConfigurationError(
             f"kv_tokens ({config.kv_tokens}) must be at least max_model_len ({config.max_model_len}), "
@@ -252,8 +246,6 @@ def _check_replicas(config: ServeConfig) -> None:
     least, _, most = config.replicas.partition("-")
     if most and int(most) < int(least):
         raise ConfigurationError(f"replicas ({config.replicas}) must name the least first, then the most")
-    if config.draft_history is not None:
-        raise ConfigurationError("draft_history is a file written by one engine: it cannot be combined with --replicas")
     if config.idle_unload is not None:
         raise ConfigurationError("idle_unload ends an engine: with --replicas say how many, such as --replicas 1-4")
 
@@ -268,15 +260,3 @@ def check_models(config: ServeConfig) -> None:
         raise ConfigurationError("replicas serve one model: --replicas cannot be combined with [models.NAME]")
     if config.served_model_name:
         raise ConfigurationError("served_model_name is for one model; several are named by [models.NAME]")
-    _check_own_files(config.models)
-
-
-def _check_own_files(models: dict[str, ServeConfig]) -> None:
-    """Refuse a file that two models would write to: both may be loaded at once."""
-    users: dict[str, str] = {}
-    for name, config in models.items():
-        file = config.draft_history
-        if file is not None and users.setdefault(file, name) != name:
-            raise ConfigurationError(
-                f"the models {users[file]} and {name} would both write to {file}: set draft_history in each section"
-            )

@@ -79,7 +79,7 @@ class Choice:
 
     context: prompt tokens whose text precedes the answer's (empty if the answer starts a new text). parser: splits the
     text into parts. warnings: what of the request is not done as requested. words: the first words of its prompt, for
-    those who may see it. tokens: the output so far, including the token that ended it.
+    those who may see it. tokens: the output so far, including the token that ended it. counts: of its steps.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Choice:
         self.seed = 0
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
-        self.statistics: Statistics | None = None
+        self.counts = Statistics(prompt_tokens=len(request.prompt))
         self._options = options
         self._quiet_stops = set(eos_token_ids) - set(request.params.stop_token_ids)
         self._detokenizer = Detokenizer(tokenizer, context, options.skip_special_tokens)
@@ -119,19 +119,25 @@ class Choice:
         return len(self.tokens)
 
     @property
+    def statistics(self) -> Statistics | None:
+        """Its counts, once it has ended."""
+        return self.counts if self.finished else None
+
+    @property
     def finished(self) -> bool:
         """Whether the last delta was taken."""
         return self.finish_reason is not None
 
     def take(self, delta: Delta) -> Piece:
         """Turn a delta into the piece of text that is certain with it."""
-        made = len(delta.tokens)
+        made, given = len(delta.tokens), delta
         if self._options.silent:
             delta = _silenced(delta)
         piece = Piece(prompt_logprobs=delta.prompt_logprobs)
         self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
         over = self._cut
         begins = [] if over else self._feed(delta, piece)
+        self.counts.take(given, len(piece.token_ids))
         if delta.origin is not None and not over:
             self._count_predicted(delta.origin, len(piece.token_ids))
         if delta.finish_reason is not None:
@@ -216,7 +222,7 @@ class Choice:
                 self.stop_reason = delta.stop_token
         piece.parts += self._parser.flush()
         self.finish_reason = piece.finish_reason = "stop" if self._cut or delta.finish_reason == "stop" else "length"
-        self.statistics, self.seed = delta.statistics, delta.seed
+        self.seed = delta.seed
 
 
 def _silenced(delta: Delta) -> Delta:

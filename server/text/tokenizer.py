@@ -19,7 +19,6 @@ import msgspec
 from foresay.server.catalog.formats import TOOLS_VARIABLES
 from foresay.server.text.detokenize import SpelledToken, Spelling
 from foresay.server.text.prompt import ControlTokens, RenderedPrompt, Room
-from foresay.server.text.time_limit import TimeIsUp, interrupted_after
 from foresay.spec.errors import InvalidRequest
 from foresay.verifier.model.errors import ModelError, code_refused
 
@@ -50,10 +49,6 @@ def _converted(file: Path, changed: int) -> str:
     from transformers.integrations.mistral.tokenizer import MistralConverter
 
     return str(MistralConverter(str(file)).converted().to_str())
-
-
-#: CPU time, more than any reasonable template takes for a conversation that fits a request's body.
-RENDERING_SECONDS = 10.0
 
 
 #: Models' tokens for filling in the middle: before the prefix, before the suffix, before the text between them.
@@ -268,10 +263,7 @@ class Tokenizer:
         template_kwargs: Mapping[str, Any] | None = None,
         tools: Sequence[dict[str, Any]] = (),
     ) -> RenderedPrompt:
-        """The prompt that the chat template makes of ``messages``. Raises :class:`InvalidRequest` if it refuses them.
-
-        Takes at most ``RENDERING_SECONDS`` of CPU time.
-        """
+        """The prompt that the template makes of ``messages``. Raises :class:`InvalidRequest` if it refuses them."""
         if not self.has_template:
             raise InvalidRequest("messages", "this model has no chat template; use /v1/completions")
         # Clients may set a template's own variables; chat_template, tools and the like are not passed on unchecked.
@@ -281,17 +273,14 @@ class Tokenizer:
         (told, offered, variables), mark = self._control.sealed(given, self.templates)
         others = {name: offered for name in TOOLS_VARIABLES[1:] if offered and name in self.templates}
         try:
-            with interrupted_after(RENDERING_SECONDS):
-                prompt = self._templates.apply_chat_template(
-                    told,
-                    tools=offered,
-                    tokenize=False,
-                    add_generation_prompt=add_generation_prompt,
-                    continue_final_message=continue_final_message,
-                    **others | variables,
-                )
-        except TimeIsUp:
-            raise InvalidRequest("messages", "the model's chat template takes too long for these messages") from None
+            prompt = self._templates.apply_chat_template(
+                told,
+                tools=offered,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                **others | variables,
+            )
         except Exception as error:  # a template is a program: it may raise anything
             reason = str(error).replace(mark, "") if mark else error
             raise InvalidRequest("messages", f"the model's chat template refuses these messages: {reason}") from error

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from foresay.server.gateway.caller import CONTEXT
+from foresay.server.gateway.keys import CONTEXT
 from foresay.server.schemas.shared import WARNINGS, RequestWarning, WarningCode
 from foresay.spec.errors import Path, path_of, spelled
 

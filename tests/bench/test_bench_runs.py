@@ -39,10 +39,8 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> Options:
 
 def finished_run(tokens: list[int], accepted: list[int], drafted: list[int]) -> Run:
     statistics = Statistics(
-        prompt_tokens=1, cached_tokens=0, completion_tokens=len(tokens), steps=len(accepted), drafted=sum(drafted),
-        accepted=sum(accepted), drafted_per_depth=[2, 1], accepted_per_depth=[2, 0], acceptance_histogram=[1, 2],
-        num_spec_tokens=2, discarded=0, preemptions=0, seconds={"propose": 1.0, "forward": 3.0, "prefill": 9.0},
-        time_to_first_token=0.1, decode_seconds=2.0, decode_tokens_per_second=len(tokens) / 2.0,
+        prompt_tokens=1, completion_tokens=len(tokens), drafted_per_depth=[2, 1], accepted_per_depth=[2, 0],
+        seconds={"propose": 1.0, "forward": 3.0, "prefill": 9.0}, first=0.1, last=2.1,
         per_step_drafted=drafted, per_step_accepted=accepted,
     )  # fmt: skip
     run = Run(tokens, 4.0)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from foresay.server.cli.pair import check
-from foresay.server.cli.probe import CheckReport
+from foresay.server.cli.pair import CheckReport, check
 from foresay.server.engine.build import build_engine
 from foresay.spec.errors import ForesayError
 from foresay.verifier.model import kept_weights

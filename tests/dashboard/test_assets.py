@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from foresay.server.api.about.dashboard import POLICY, assets
+from foresay.server.api.about.dashboard import POLICY
+from foresay.server.api.about.dashboard import STATIC as FOLDER
 from foresay.server.gateway.keys import KeyStore
 from foresay.server.http.auth import AuthMiddleware
 from tests.gateway.guarded import ALICE, bearer, guarded
@@ -35,13 +36,14 @@ async def test_programs_still_get_the_index(tokenizer):
 async def test_every_file_has_its_type_and_is_sent_once(tokenizer):
     types = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml", "html": "text/html"}
     async with served(ScriptedEngine([END]), tokenizer) as client:
-        for name, asset in assets().items():
+        for name, text in texts().items():
             response = await client.get(STATIC + name)
             assert (response.status, response.content_type) == (200, types[name.rpartition(".")[2]])
-            assert await response.read() == asset.body
+            assert await response.text() == text
             tag = response.headers["ETag"]
             again = await client.get(STATIC + name, headers={"If-None-Match": f'"other", {tag}'})
             assert (again.status, await again.read(), again.headers["ETag"]) == (304, b"", tag)
+            assert again.headers["Content-Security-Policy"] == POLICY
             other = await client.get(STATIC + name, headers={"If-None-Match": '"other"'})
             assert other.status == 200
 
@@ -55,7 +57,7 @@ async def test_there_is_nothing_else(tokenizer, name):
 async def test_the_page_is_open_and_its_data_is_not(tokenizer):
     async with guarded(ScriptedEngine([END]), tokenizer, AuthMiddleware(KeyStore([ALICE]))) as client:
         assert (await client.get("/", headers=BROWSER)).status == 200
-        for name in assets():
+        for name in texts():
             assert (await client.get(STATIC + name)).status == 200
         for path in ("state", "feed", "requests", "requests/x", "static", "static2/main.js"):
             assert (await client.get(f"/dashboard/{path}")).status == 401, path
@@ -63,20 +65,20 @@ async def test_the_page_is_open_and_its_data_is_not(tokenizer):
 
 
 def texts() -> dict[str, str]:
-    return {name: asset.body.decode() for name, asset in assets().items()}
+    return {file.name: file.read_text("utf-8") for file in FOLDER.iterdir()}
 
 
 def test_what_the_files_refer_to_is_there():
     for name, text in texts().items():
         named = re.findall(r'from "\./([\w.]+)"', text) + re.findall(r'(?:src|href)="dashboard/static/([\w.]+)"', text)
-        assert set(named) <= set(assets()), name
+        assert set(named) <= set(texts()), name
     reached, left = set(), ["index.html"]
     while left:
         name = left.pop()
         if name not in reached:
             reached.add(name)
             left += re.findall(r"(?:\./|dashboard/static/)([\w.]+\.(?:js|css|svg))\"", texts()[name])
-    assert reached == set(assets())
+    assert reached == set(texts())
 
 
 def test_they_name_no_other_site_and_hold_no_code_of_others():

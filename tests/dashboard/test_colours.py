@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from foresay.server.api.about.dashboard import assets
+from foresay.server.api.about.dashboard import STATIC
 from foresay.spec.names import DRAFTERS, NONE
 from tests.dashboard.seeing import Colour, contrast, nearest
 
@@ -15,7 +15,7 @@ THEMES = ("light", "dark")
 
 def themed(theme: str) -> dict[str, Colour]:
     """The variables of a theme that are colours."""
-    blocks = assets()["theme.css"].body.decode().split(":root")
+    blocks = (STATIC / "theme.css").read_text("utf-8").split(":root")
     found: dict[str, Colour] = {}
     for block in blocks if theme == "dark" else blocks[:2]:
         for name, digits in re.findall(r"--([\w-]+): #([0-9a-f]{6});", block):

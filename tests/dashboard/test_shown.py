@@ -13,7 +13,7 @@ from foresay.server.gateway.keys import KeyStore
 from foresay.server.http.auth import AuthMiddleware
 from foresay.server.text.tokenizer import Tokenizer
 from foresay.spec.budget.cost import CHANGED
-from foresay.spec.trace import SequenceTrace, Statistics
+from foresay.spec.trace import Statistics
 from tests.dashboard.browsing import needs_chromium
 from tests.dashboard.showing import posted, shown, step
 from tests.gateway.guarded import ALICE, BOB, bearer, guarded
@@ -131,14 +131,7 @@ class Shown:
 
 
 async def test_a_figure_is_the_same_wherever_it_stands(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    plainly = SequenceTrace.statistics
-
-    def timed(*args: int) -> Statistics:
-        statistics = plainly(*args)  # type: ignore[arg-type]
-        statistics.decode_tokens_per_second = 61.2499
-        return statistics
-
-    monkeypatch.setattr(SequenceTrace, "statistics", timed)
+    monkeypatch.setattr(Statistics, "decode_tokens_per_second", 61.2499)
     async with shown(ScriptedEngine([5], run=3, pause=0.002), tokenizer) as (service, visit):
         for _ in range(200):
             service.telemetry.step(step())

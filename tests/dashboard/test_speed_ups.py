@@ -1,5 +1,5 @@
-"""Whether speculation pays is said by ``foresay check --probe``, in the log and on the page. Of a machine whose times
-are known all of them must say the truth, in one word."""
+"""Whether speculation pays is said by ``foresay bench``, in the log and on the page. Of a machine whose times are known
+all of them must say the truth, in one word."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from contextlib import asynccontextmanager
 import aiohttp
 import pytest
 
-from foresay.server.cli.pair import check
-from foresay.server.cli.probe import plain
+from foresay.server.cli.main import main
 from foresay.server.metrics.log import Reporter
 from foresay.server.metrics.telemetry import Telemetry
 from foresay.server.metrics.verdict import judged
 from foresay.server.models.service import Service
-from foresay.server.settings.config import EngineConfig
 from foresay.server.text.tokenizer import Tokenizer
 from tests.dashboard.timed import Clock, Script, Stepping, building, engine
 from tests.server.conftest import byte_level_tokenizer
@@ -35,14 +33,16 @@ SCRIPTS = {
 CLOSE = 0.03
 
 
+def word(ratio: float, margin: float = 1.03) -> str:
+    return PAYS if ratio > margin else COSTS if ratio < 1 / margin else EQUAL
+
+
 @pytest.fixture(params=SCRIPTS)
 def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[Script, Clock, str]:
     script, wild, truth = SCRIPTS[request.param]
     clock = Clock(wild)
     clock.give(monkeypatch)
-    for module in ("engine_process.local", "cli.probe"):
-        monkeypatch.setattr(f"foresay.server.{module}.build_engine", building(script, clock))
-    monkeypatch.setattr("foresay.server.cli.probe.PROMPTS", ("a", "b", "c", "d", "e", "f"))
+    monkeypatch.setattr("foresay.server.engine_process.local.build_engine", building(script, clock))
     return script, clock, truth
 
 
@@ -52,23 +52,22 @@ def tokenizer() -> Tokenizer:
     return byte_level_tokenizer("{{ messages[-1].content }}")
 
 
-def test_the_probe_says_the_truth(case) -> None:
+@pytest.mark.parametrize("case", ["pays", "costs", "busy"], indirect=True)
+def test_bench_says_the_truth(case, capsys, monkeypatch) -> None:
     script, _, truth = case
-    report = check(EngineConfig(draft="ngram"), probe_seconds=20)
-    text = plain(report)
-    print(text)
-    output = {
-        "writes faster than the target alone": PAYS,
-        "slower than the target alone": COSTS,
-        "no faster than the target alone": EQUAL,
-        "Cannot tell how much it gains": UNKNOWN,
-    }
-    assert [one for words, one in output.items() if words in text] == [truth]
-    if truth != UNKNOWN:
-        for one in report.probe:
-            assert one.speedup == pytest.approx(script.speed_up, rel=CLOSE)
-            assert one.on.tokens_per_second and one.off.tokens_per_second
-            assert one.speedup == pytest.approx(one.on.tokens_per_second / one.off.tokens_per_second, rel=0.001)
+    monkeypatch.setattr(Tokenizer, "has_template", False)
+    prompts = [flag for letter in "abcd" for flag in ("--prompt", letter)]
+    assert main(["bench", "--draft", "ngram", "--max-tokens", "120", "--rounds", "2", *prompts]) == 0
+    out = capsys.readouterr().out
+    print(out)
+    drafted, bare = [float(line.split()[-5]) for line in out.splitlines()[2:4]]
+    if truth == UNKNOWN:
+        assert "cannot tell how much drafts gain" in out
+        return
+    [ratio] = map(float, re.findall(r"([\d.]+) times as fast with drafts[:;]", out))
+    assert ratio == pytest.approx(drafted / bare, abs=0.006)
+    assert ratio == pytest.approx(script.speed_up, rel=CLOSE)
+    assert word(ratio) == truth
 
 
 @asynccontextmanager

@@ -24,7 +24,7 @@ from foresay.spec.protocols import FeatureRequest, Forward, Rows, Verified
 from foresay.spec.request import EngineInfo, Request
 from foresay.spec.scheduler import Scheduler
 from foresay.spec.sequence import SequenceState
-from foresay.spec.trace import SequenceTrace, StepTrace
+from foresay.spec.trace import StepTrace
 from foresay.spec.tree import DraftTree, TreeShape
 from tests.spec.tables import sampled_at
 
@@ -55,9 +55,8 @@ class Clock:
 
     def give(self, patch: pytest.MonkeyPatch) -> None:
         """Everything that times an engine reads it."""
-        for module in ("spec.engine", "spec.trace", "server.cli.probe"):
+        for module in ("spec.engine", "spec.trace"):
             patch.setattr(f"foresay.{module}.time", SimpleNamespace(perf_counter=self, monotonic=self))
-        patch.setattr("foresay.spec.engine.SequenceTrace", lambda: SequenceTrace(arrived=self.now))
 
 
 @dataclass(frozen=True)

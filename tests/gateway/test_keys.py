@@ -10,8 +10,7 @@ import pytest
 
 from foresay.server.cli.main import main
 from foresay.server.gateway import keys
-from foresay.server.gateway.caller import Caller
-from foresay.server.gateway.keys import HashedKey, KeyStore
+from foresay.server.gateway.keys import Caller, HashedKey, KeyStore
 from foresay.spec.errors import ConfigurationError
 from tests.gateway.guarded import ALICE, BOB, append
 

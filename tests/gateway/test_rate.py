@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foresay.server.gateway.caller import MINUTE, RateLimiter
+from foresay.server.gateway.keys import MINUTE, RateLimiter
 from foresay.server.schemas.errors import RateLimited
 from tests.gateway.guarded import Clock
 

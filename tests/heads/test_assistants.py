@@ -19,7 +19,7 @@ from torch import Tensor
 
 from foresay.drafters.assistant import AssistantDrafter
 from foresay.kvpaging import PageTable
-from foresay.server.engine.drafters.assistant import Assistant as Entry
+from foresay.server.engine.drafters.heads import Assistant as Entry
 from foresay.server.engine.drafters.registry import find
 from foresay.spec.protocols import FeatureRequest
 from foresay.spec.sampling import SamplingParams

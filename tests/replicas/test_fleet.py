@@ -58,7 +58,7 @@ async def disturbed(
             await asyncio.gather(*[each.wait() for each in begun])
             await disturb()
         all_deltas = await asyncio.gather(*tasks)
-    resumed = [len(deltas[-1].statistics.resumed) for deltas in all_deltas if deltas[-1].statistics is not None]
+    resumed = [len(deltas[-1].ending.resumed) for deltas in all_deltas if deltas[-1].ending is not None]
     return {request.id: text(deltas) for request, deltas in zip(ASKED, all_deltas, strict=True)}, resumed
 
 

@@ -14,7 +14,7 @@ from openai.types.responses.responses_server_event import ResponseWsError
 
 from foresay.server.api.responses.socket import decoded
 from foresay.server.api.responses.store import Responses, SocketLimits
-from foresay.server.gateway.caller import Caller, serve
+from foresay.server.gateway.keys import Caller, serve
 from foresay.server.text.choice import Choice
 from foresay.spec.errors import InvalidRequest
 from tests.responses.serving import STORY, asking, saying, serving

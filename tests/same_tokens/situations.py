@@ -78,7 +78,7 @@ def assert_same_in(
     if situation == "in a batch":
         assert {text.finish_reason for text in texts.values()} >= {"length", "cancelled"}
     if situation == "preempted":
-        assert sum(each.preemptions for each in statistics) > 0
+        assert sum(each.ending.preemptions for each in statistics) > 0
     if "options" in situation:
         assert any(job.fork_of for job in jobs) and any(each.forced for each in statistics)
     return engine, texts

@@ -29,7 +29,7 @@ def models(pair, request) -> Pair:
 @pytest.mark.parametrize("drafter", DRAFTED)
 def test_four_at_once_in_too_few_pages(models, drafter) -> None:
     _, texts = assert_same_in("crowded", models, partial(drafting, models, drafter))
-    assert sum(text.statistics.preemptions for text in texts.values() if text.statistics)
+    assert sum(text.statistics.ending.preemptions for text in texts.values() if text.statistics)
 
 
 @pytest.mark.parametrize("drafter", ["ngram", "truth"])

@@ -17,7 +17,6 @@ from foresay.kvpaging import PagePool
 from foresay.spec.engine import EngineCore
 from foresay.spec.protocols import Drafter
 from foresay.spec.request import Progress
-from foresay.spec.trace import SequenceTrace
 from foresay.spec.tree import DraftTree, TreeShape
 from foresay.verifier.heads.paged import EagleHead
 from foresay.verifier.heads.reader import read_mtp
@@ -153,7 +152,7 @@ def reloaded(case: Case) -> EngineCore:
         pass
     idle(before)
     request = replace(case.job, id="first").request()
-    request.progress = Progress(committed=committed, trace=SequenceTrace(resumed=[len(committed)]))
+    request.progress = Progress(committed=committed, arrived=0.0)
     after.add(request)
     while after.has_work:
         after.step()
@@ -214,7 +213,7 @@ def test_preemption(case: Case) -> None:
     jobs = [replace(case.job, id=id, salt=id) for id in ("first", "second")]
     found = run(engine, jobs)
     assert_same({job.id: case.texts["first"] for job in jobs}, found)
-    preempted = [text.statistics.preemptions for text in found.values() if text.statistics]
+    preempted = [text.statistics.ending.preemptions for text in found.values() if text.statistics]
     assert sum(preempted) > 0
     assert all(case.is_drafted(text, count) for text, count in zip(found.values(), preempted, strict=True))
 

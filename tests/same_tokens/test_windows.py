@@ -48,7 +48,7 @@ def test_quantized_keys_and_values(pair) -> None:
 def test_few_window_pages(pair, family) -> None:
     """Sequences are preempted for want of window pages alone, and come back."""
     texts = assert_same_with(pair(family), "4,4,2,2,1", 16, prefix=True)
-    assert sum(text.statistics.preemptions for text in texts.values() if text.statistics)
+    assert sum(text.statistics.ending.preemptions for text in texts.values() if text.statistics)
 
 
 @pytest.mark.parametrize(("windows", "family"), alternating([200, 30, 16], WINDOWED))

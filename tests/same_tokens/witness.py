@@ -79,6 +79,7 @@ class Text:
     tokens: list[int] = field(default_factory=list)
     bits: list[int] = field(default_factory=list)
     finish_reason: str | None = None
+    _counts: Statistics = field(default_factory=Statistics)
     statistics: Statistics | None = None
     cached_tokens: int = 0
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -89,7 +90,8 @@ class Text:
         self.logprobs += delta.logprobs or []
         self.prompt_logprobs = self.prompt_logprobs or delta.prompt_logprobs
         self.finish_reason = delta.finish_reason
-        self.statistics = delta.statistics
+        self._counts.take(delta, len(delta.tokens))
+        self.statistics = self._counts if delta.finish_reason is not None else None
         self.cached_tokens = delta.cached_tokens
 
 

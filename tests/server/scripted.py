@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,8 +17,8 @@ from foresay.server.models.service import Service, Text
 from foresay.server.schemas.errors import EngineFailed
 from foresay.server.text.parsers.chat_format import ChatFormat
 from foresay.server.text.tokenizer import SamplingDefaults, Tokenizer
-from foresay.spec.request import Delta, EngineInfo, FinishReason, Footprint, Origin, Request, TokenLogprobs
-from foresay.spec.trace import SequenceTrace, StepTrace, depths_of
+from foresay.spec.request import Delta, EngineInfo, FinishReason, Footprint, Origin, Request, RequestEnd, TokenLogprobs
+from foresay.spec.trace import StepTrace
 from tests.replicas.scripted import asked
 from tests.server.staying import alone, service_of
 
@@ -102,7 +103,7 @@ class ScriptedEngine:
         self.warm.append((tokens, salt))
 
     async def _say(self, request: Request, sink: Sink) -> None:
-        trace = SequenceTrace(resumed=list(self.resumed))
+        begun = time.perf_counter()
         limit = request.params.max_tokens or 200
         emitted = 0
         while True:
@@ -116,12 +117,7 @@ class ScriptedEngine:
             if reason is None or run:
                 emitted += len(run)
                 origin = self.origin(before, run)
-                trace.record(depths_of(origin.parents)[1:], len(origin.path), len(run))
-            else:
-                trace.cut(emitted - self._finish[request.id])
-                emitted = self._finish[request.id]
             self.emitted += len(run)
-            last = trace.statistics(len(request.prompt), 3, emitted, self.run - 1) if reason else None
             if reason is not None:
                 self._tasks.pop(request.id)
             sink.put(
@@ -134,7 +130,8 @@ class ScriptedEngine:
                     cached_tokens=3,
                     logprobs=logprobs_of(request, run, before),
                     prompt_logprobs=None if before else prompt_logprobs_of(request),
-                    statistics=last,
+                    elapsed=time.perf_counter() - begun,
+                    ending=RequestEnd(self.run - 1, resumed=list(self.resumed)) if reason else None,
                     origin=origin,
                 )
             )

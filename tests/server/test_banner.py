@@ -10,7 +10,6 @@ from foresay.server.cli import serving
 from foresay.server.cli.command import base_url
 from foresay.server.settings.config import ServeConfig
 from foresay.spec.request import EngineInfo
-from tests.server.terminal import Terminal
 
 INFO = EngineInfo(
     target="bundled",
@@ -69,15 +68,6 @@ def test_the_line_to_try_is_one_shell_command_with_a_json_body() -> None:
     body = json.loads(words[-1])
     assert body["model"] == "bundled" and body["messages"][0]["role"] == "user", "the toy has a chat template"
     assert (body["temperature"], body["top_p"]) == (0.7, 0.95), "as foresay chat draws tokens"
-
-
-def test_colour_only_on_a_terminal_and_not_against_the_users_wish(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setenv("TERM", "xterm-256color")
-    assert "\x1b" in shown(ServeConfig(), Terminal())
-    assert "\x1b" not in shown(ServeConfig(), io.StringIO())
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert shown(ServeConfig(), Terminal()) == shown(ServeConfig(), io.StringIO())
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,8 @@ import pytest
 
 from foresay.server.api.common.statistics import drafting_steps
 from foresay.server.text.choice import Choice, ChoiceOptions, Piece
-from foresay.spec.request import Delta, Request
+from foresay.spec.request import Delta, Origin, Request
 from foresay.spec.sampling import SamplingParams
-from foresay.spec.trace import SequenceTrace
 
 END = 0
 
@@ -77,12 +76,10 @@ def test_a_stop_string_before_the_cap_in_the_same_run_wins(tokenizer):
 
 def test_accepted_tokens_past_the_cut_are_not_counted(tokenizer):
     tokens = tokenizer.encode("abcdefg")
-    trace = SequenceTrace()
-    for emitted in (1, 6):
-        trace.record(list(range(1, emitted)), emitted - 1, emitted)
     choice = Choice(request(), tokenizer, ChoiceOptions(stop=("d",)), [END])
     choice.take(Delta(id="r", tokens=tokens[:1]))
-    choice.take(Delta(id="r", tokens=tokens[1:], finish_reason="length", statistics=trace.statistics(2, 0, 7, 5)))
+    origin = Origin(2, "ngram", [-1, 0, 1, 2, 3, 4], 0, [1, 2, 3, 4, 5], {})
+    choice.take(Delta(id="r", tokens=tokens[1:], finish_reason="length", origin=origin))
     assert drafting_steps(choice) == [(5, 3)]  # five drafted; of the five accepted, b, c and d are in the text
 
 

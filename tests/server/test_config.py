@@ -184,10 +184,6 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
         ({"replicas": "0"}, "replicas must be a number such as 2, or \"1-4\", got '0'"),
         ({"replicas": "4-1"}, "replicas (4-1) must name the least first, then the most"),
         ({"ray_address": "auto"}, "ray_address is where replicas run, but there are none: set --replicas"),
-        (
-            {"replicas": "2", "draft_history": "x"},
-            "draft_history is a file written by one engine: it cannot be combined with --replicas",
-        ),
         ({"replicas": "2", "idle_unload": "5m"}, "idle_unload ends an engine"),
     ],
 )

@@ -39,7 +39,7 @@ SECONDS = 180.0
 ROOT = Path(__file__).parents[2]
 CHOOSING = [
     *(f"tests/server/test_{name}.py" for name in ("prediction", "live", "live_budget", "custom_drafters", "costs")),
-    *("tests/telemetry/test_names.py", "tests/dashboard/test_playground.py", "tests/checking/test_probe.py"),
+    *("tests/telemetry/test_names.py", "tests/dashboard/test_playground.py"),
 ]
 
 

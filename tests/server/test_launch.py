@@ -21,7 +21,7 @@ import pytest
 
 from bench.serving import free_port
 from foresay.server.catalog.catalog import known_agents, known_targets, models_for_agents
-from foresay.server.cli import launch
+from foresay.server.cli import launch, serve
 from foresay.server.cli.main import main
 from foresay.spec.errors import ForesayError
 from tests.server.live import ROOT
@@ -61,11 +61,11 @@ def there(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
     """A server is there; what its models can do may be changed."""
     can = {"coder": ["completion", "tools"], "small": ["completion"]}
 
-    def answer(url: str, path: str, key: str, body: Mapping[str, str] | None = None) -> Mapping[str, object]:
+    def answer(url: str, path: str, key: str, seconds: float, body: Mapping[str, str] | None = None) -> object:
         return MODELS if body is None else {"capabilities": can[body["model"]]}
 
     monkeypatch.setattr(launch, "_health", lambda url: THERE)
-    monkeypatch.setattr(launch, "_answer", answer)
+    monkeypatch.setattr(launch, "answer", answer)
     return can
 
 
@@ -145,7 +145,7 @@ def test_a_proxy_is_not_asked_for_this_machine(busy: str, monkeypatch) -> None:
     Busy.asked = 1 + Busy.silent
     assert launch._health(busy) == {"status": "ok", "engine_starts": 1}
     with pytest.raises(ForesayError, match="no Foresay server answers there"):
-        launch._answer(busy.replace("127.0.0.1", "foresay.invalid"), "/v1/models", "none")
+        serve.answer(busy.replace("127.0.0.1", "foresay.invalid"), "/v1/models", "none")
     assert launch._health("http://foresay.invalid") is None, "the proxy refused, which nobody asked for 127.0.0.1"
 
 

@@ -135,7 +135,7 @@ async def test_streams_go_on_in_an_engine_with_another_draft(served: Served) -> 
     deltas = await asyncio.gather(*running)
     assert [said(one) for one in deltas] == right
     for one in deltas:
-        last = one[-1].statistics
+        last = one[-1].ending
         assert last is not None and len(last.resumed) == 1 and not last.changed
     assert [status.cause for status in served.seen if status.cause] == ["replaced"]
     assert served.told

@@ -245,7 +245,7 @@ async def test_killed_again_and_again_and_in_a_prompt(engine: EngineClient, fold
     with existing(folder / "slow"):
         killed, last = await written(engine, Request(id="killed", prompt=prompt, params=PARAMS), kills=(10, 60))
     assert killed == right
-    assert last.statistics is not None and len(last.statistics.resumed) == 2
+    assert last.ending is not None and len(last.ending.resumed) == 2
     right, _ = await written(engine, Request(id="again", prompt=prompt[::-1], params=PARAMS))
     resumed: list[int] = []
     async with asyncio.timeout(SECONDS):
@@ -256,8 +256,8 @@ async def test_killed_again_and_again_and_in_a_prompt(engine: EngineClient, fold
             await asyncio.sleep(0.005)
             send_signal(engine, signal.SIGKILL)
             read, last = await reading
-            assert read == right and last.statistics is not None
-            resumed = last.statistics.resumed
+            assert read == right and last.ending is not None
+            resumed = last.ending.resumed
 
 
 async def test_a_request_hit_each_time_before_it_has_begun_is_no_suspect(
@@ -280,7 +280,7 @@ async def test_a_request_hit_each_time_before_it_has_begun_is_no_suspect(
     harm(engine.status)
     tokens, last = await asking
     assert tokens == right and not left
-    assert last.statistics is not None and last.statistics.resumed == [0, 0, 0]
+    assert last.ending is not None and last.ending.resumed == [0, 0, 0]
 
 
 #: An engine process that ends in the step in which a prompt with this token is read.

@@ -102,7 +102,6 @@ def test_what_does_not_go_with_several_models_is_refused(toml):
     assert "several in [models.NAME]" in refused(toml(several), environ={"FORESAY_TARGET": "x"})
     assert refused(toml(several), {"served_model_name": "x"}).startswith("served_model_name is for one model")
     assert refused(toml("[engine]\n"), {"max_loaded_models": "2"}).startswith("max_loaded_models is for several")
-    assert "a and b would both write to t" in refused(toml(f'[engine]\ndraft_history = "t"\n{several}'))
 
 
 def test_config_show_prints_what_would_reproduce_them(toml, tmp_path, capsys, monkeypatch):

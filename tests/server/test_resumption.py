@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from foresay.server.engine_process import frames
 from foresay.server.engine_process.resumption import InFlights
 from foresay.server.schemas.errors import EngineFailed, KillsEngine, Mistake
-from foresay.spec.request import Delta, FinishReason, Origin, Request
+from foresay.spec.request import Delta, FinishReason, Origin, Request, RequestEnd
 from foresay.spec.sampling import SamplingParams
 from tests.routes.apis import APIS
 from tests.server.scripted import INFO, ScriptedEngine, served
@@ -61,7 +61,7 @@ class Bench:
         count = len(tokens)
         origin = Origin(1, "ngram", list(range(-1, count)), 0, list(range(1, count)), {"draw": 0.1})
         reason: FinishReason | None = "stop" if last else None
-        delta = Delta(id=id, tokens=list(tokens), accepted=count - 1, origin=origin, seed=9, finish_reason=reason)
+        delta = Delta(id=id, tokens=list(tokens), origin=origin, seed=9, finish_reason=reason)
         self.flights.take(delta)
 
     def proves(self, *ids: str) -> None:
@@ -115,7 +115,6 @@ def test_they_go_on_one_by_one_in_order_of_arrival_with_what_went_out() -> None:
     first, second = bench.added
     assert first.committed == [5, 6, 8] and first.params.seed == 9
     assert first.progress is not None
-    assert first.progress.trace.per_step_accepted[:2] == [1, 0] and first.progress.trace.resumed == [3]
     assert second.committed == [7]
     assert [delta.tokens for delta in bench.sinks["a"].deltas] == [[5, 6], [8], [4], [3]]
 
@@ -126,8 +125,10 @@ def test_who_had_nothing_yet_begins_again_as_it_came() -> None:
     bench.dies()
     bench.engine()
     [request] = bench.added
-    assert request.committed == [] and request.params.seed is None
-    assert request.progress is not None and request.progress.trace.resumed == [0]
+    assert request.committed == [] and request.params.seed is None and request.progress is not None
+    ended = Delta(id="a", tokens=[], finish_reason="stop", ending=RequestEnd(levels=3))
+    bench.flights.take(ended)
+    assert bench.sinks["a"].deltas[-1].ending == RequestEnd(levels=3, resumed=[0], changed=[])
 
 
 def test_who_comes_meanwhile_waits_behind_them() -> None:
@@ -337,8 +338,7 @@ def test_a_text_that_has_ended_needs_no_engine(when: str) -> None:
         bench.flights.finish("a", 2)
     last = bench.sinks["a"].deltas[-1]
     assert (last.tokens, last.finish_reason, last.seed) == ([], "stop", 9)
-    assert (statistics := last.statistics) is not None
-    assert (statistics.completion_tokens, statistics.discarded, statistics.per_step_accepted) == (2, 2, [2])
+    assert last.ending is not None
     if when == "before anything of the next":
         assert frames.Cancel("a") in bench.sent
     else:

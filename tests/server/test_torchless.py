@@ -45,7 +45,7 @@ def test_what_has_to_be_fetched(tmp_path) -> None:
 def test_a_process_that_imported_torch_keeps_it() -> None:
     """In one process with an engine nothing is hidden from transformers."""
     code = (
-        "import torch, os; from foresay.server.engine_process.imports import import_tokenizers; import_tokenizers();"
+        "import torch, os; from foresay.server.engine_process.child import import_tokenizers; import_tokenizers();"
         "import transformers.utils as u; assert u.is_torch_available();"
         "assert 'TRANSFORMERS_NO_ADVISORY_WARNINGS' not in os.environ"
     )
@@ -54,7 +54,7 @@ def test_a_process_that_imported_torch_keeps_it() -> None:
 
 def test_without_it_tokenizers_load_and_nobody_complains() -> None:
     code = (
-        "from foresay.server.engine_process.imports import import_tokenizers; import_tokenizers(); import sys, os;"
+        "from foresay.server.engine_process.child import import_tokenizers; import_tokenizers(); import sys, os;"
         "from foresay.server.text.tokenizer import Tokenizer; from foresay.server.settings.resolved import BUNDLED;"
         "Tokenizer.load(BUNDLED / 'target').encode('fox');"
         "assert not sys.modules.keys() & {'torch', 'transformers.models.auto.tokenization_auto'} and"

@@ -48,14 +48,17 @@ class Answer:
     def last(self) -> Delta:
         """The delta with the finish reason."""
         assert self.deltas[-1].finish_reason is not None
-        assert all(delta.finish_reason is None and delta.statistics is None for delta in self.deltas[:-1])
+        assert all(delta.finish_reason is None and delta.ending is None for delta in self.deltas[:-1])
         return self.deltas[-1]
 
     @property
     def statistics(self) -> Statistics:
-        """The summary on the last delta."""
-        assert self.last.statistics is not None
-        return self.last.statistics
+        """The counts of all deltas, of which each token is in the text."""
+        assert self.last.ending is not None
+        counts = Statistics()
+        for delta in self.deltas:
+            counts.take(delta, len(delta.tokens))
+        return counts
 
     @property
     def plain(self) -> Plain:

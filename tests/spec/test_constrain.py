@@ -109,7 +109,7 @@ def test_when_preempted_and_in_company(skill: float) -> None:
     answers = _run(harness, seeds, max_tokens=40, ignore_eos=True)
     assert [answer.plain for answer in answers] == _expected(model, seeds, max_tokens=40, ignore_eos=True)
     assert harness.answers["free"].plain == plain(model, PROMPT * 4, _sampling(1, max_tokens=30), [END])
-    assert sum(answer.statistics.preemptions for answer in harness.answers.values()) > 0
+    assert sum(answer.statistics.ending.preemptions for answer in harness.answers.values()) > 0
 
 
 def test_forks_have_grammars_of_their_own() -> None:

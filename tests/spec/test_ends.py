@@ -47,9 +47,6 @@ def _prove_numbers(answer: Answer) -> None:
     assert statistics.drafted == sum(statistics.per_step_drafted) == sum(statistics.drafted_per_depth)
     assert statistics.accepted == sum(statistics.per_step_accepted) == sum(statistics.accepted_per_depth)
     assert statistics.accepted_per_depth == sorted(statistics.accepted_per_depth, reverse=True)
-    assert statistics.acceptance_histogram == [
-        statistics.per_step_accepted.count(j) for j in range(statistics.num_spec_tokens + 1)
-    ]
     # A run is its accepted drafts and a bonus token; the last run may have been cut before that.
     missing = [delta.accepted + 1 - len(delta.tokens) for delta in emitting]
     assert missing[:-1] == [0] * len(missing[:-1])
@@ -138,18 +135,8 @@ def test_a_stop_string_cuts_anywhere(text: tuple[TableModel, SamplingParams, lis
             harness.engine.check()
             answer = harness.run()["a"]
             assert answer.tokens[:COUNT] == tokens[:streamed]
-            last, statistics = answer.last, answer.statistics
+            last = answer.last
             assert (last.tokens, last.finish_reason, last.stop_token) == ([], "stop", None)
-            assert (statistics.completion_tokens, statistics.discarded) == (at, streamed - at)
-            runs = [1] + [levels + 1] * (steps - 1)
-            left = [max(0, min(run, at - sum(runs[:step]))) for step, run in enumerate(runs)]
-            drafted = [0] + [levels] * (steps - 1)
-            accepted = [min(pair) for pair in zip(left, drafted, strict=True)]
-            assert statistics.per_step_accepted == accepted
-            assert statistics.accepted == sum(accepted)
-            assert statistics.accepted_per_depth == [sum(a > d for a in accepted) for d in range(levels * (steps > 1))]
-            assert statistics.steps == sum(statistics.acceptance_histogram) == steps
-            assert statistics.decode_tokens_per_second >= 0.0
 
 
 def test_a_stop_string_found_too_late_or_nowhere() -> None:
@@ -163,13 +150,10 @@ def test_a_stop_string_found_too_late_or_nowhere() -> None:
         harness.engine.check()
     for name, answer in harness.run().items():
         assert (answer.tokens, answer.last.finish_reason) == ([], "stop"), name
-        assert answer.statistics.completion_tokens == answer.statistics.discarded == 0
     harness.add("late", [1], sampling)
     harness.step()
     harness.engine.finish("late", 100)
-    late = harness.run()["late"]
-    assert late.statistics.completion_tokens == len(late.tokens) > 0
-    assert late.statistics.discarded == 0
+    assert len(harness.run()["late"].tokens) > 0
 
 
 def test_text_behind_a_cut_is_not_found_again() -> None:
@@ -199,4 +183,3 @@ def test_the_numbers_of_random_trees_add_up(skill: float) -> None:
         answer = Harness(model, Guesser(model, skill, seed), shape).answer(PROMPT, sampling)
         _prove_numbers(answer)
         assert answer.statistics.num_spec_tokens == len(shape)
-        assert answer.statistics.discarded == 0

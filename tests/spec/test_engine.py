@@ -60,7 +60,6 @@ def test_the_same_tokens_with_any_drafter(shape: str, skill: str) -> None:
     answers = _run(harness, requests)
     for answer, (prompt, sampling) in zip(answers, requests, strict=True):
         assert answer.plain == plain(model, prompt, sampling, [END], max_model_len=70)
-        assert answer.statistics.prompt_tokens == len(prompt)
     drafted, accepted = (sum(getattr(a.statistics, name) for a in answers) for name in ("drafted", "accepted"))
     assert drafted > 20
     assert accepted == sum(trace.accepted for trace in harness.traces)

@@ -156,7 +156,7 @@ def test_too_few_pages(skill: float, prefix: bool) -> None:
     )
     _add(harness, 6, PROMPT, 34)
     _prove(harness, PROMPT, 34)
-    assert sum(answer.statistics.preemptions for answer in harness.answers.values()) > 0
+    assert sum(answer.statistics.ending.preemptions for answer in harness.answers.values()) > 0
 
 
 def test_a_queue_of_forks_gives_its_pages_to_one_who_runs() -> None:

@@ -115,7 +115,7 @@ def test_prompt_logprobs_in_company_and_when_preempted() -> None:
         count = number % 3 if number % 4 else None
         harness.add(str(number), prompt, SamplingParams(seed=number, max_tokens=40, prompt_logprobs=count, logprobs=1))
     answers = harness.run()
-    assert sum(answer.statistics.preemptions for answer in answers.values()) > 0
+    assert sum(answer.statistics.ending.preemptions for answer in answers.values()) > 0
     for name, prompt in prompts.items():
         number, answer = int(name), answers[name]
         assert answer.logprobs == teacher_forced(model, [*prompt, *answer.tokens], 25, 1)

@@ -11,7 +11,6 @@ import pytest
 from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import Progress
 from foresay.spec.sampling import SamplingParams
-from foresay.spec.trace import SequenceTrace
 from tests.combinations import alternating
 from tests.spec.grammars import Automaton
 from tests.spec.harness import Answer, Harness
@@ -40,7 +39,7 @@ def harness(model: TableModel, **options: Any) -> Harness:
 
 def progress_of(answer: Answer, count: int) -> Progress:
     """As it stood behind ``count`` tokens."""
-    return Progress(committed=answer.tokens[:count], trace=SequenceTrace(resumed=[count]), cached_tokens=2)
+    return Progress(committed=answer.tokens[:count], arrived=0.0, cached_tokens=2)
 
 
 def resumed(model: TableModel, whole: Answer, count: int, params: SamplingParams, grammar: Automaton | None) -> Answer:
@@ -64,15 +63,13 @@ def test_it_goes_on_at_the_next_token(name: str, grammatical: bool) -> None:
         assert (rest.last.finish_reason, rest.last.stop_token) == (whole.last.finish_reason, whole.last.stop_token)
         if params.logprobs:
             assert rest.logprobs == whole.logprobs[count:]
-        summary = rest.statistics
-        assert (summary.completion_tokens, summary.prompt_tokens, summary.resumed) == (len(whole.tokens), 5, [count])
-        assert summary.cached_tokens == (2 if count else 0), "as the first engine told, who had told it"
+        assert rest.last.cached_tokens == (2 if count else 0), "as the first engine told, who had told it"
 
 
 def test_recorded_draws_go_on_where_they_stood() -> None:
     model, record = TableModel(4), [random.Random(1).randrange(VOCAB - 1) for _ in range(LENGTH)]
     other = harness(model)
-    past = Progress(committed=record[:9], trace=SequenceTrace())
+    past = Progress(committed=record[:9], arrived=0.0)
     other.add("only", PROMPT, sampling(), forced=record, progress=past)
     assert other.run()["only"].tokens == record[9:]
 
@@ -104,27 +101,13 @@ def test_choices_go_on_each_for_itself() -> None:
     assert answers["late"].tokens == wholes[1].tokens[3:]
 
 
-def test_counters_go_on() -> None:
-    model, params = TableModel(3), sampling()
-    whole = harness(model).answer(PROMPT, params)
-    trace = SequenceTrace()
-    for run in (1, 3):
-        trace.record([1, 1, 2, 2], run - 1, run)
-    other = harness(model)
-    other.add("only", PROMPT, params, progress=Progress(committed=whole.tokens[:4], trace=trace))
-    summary = other.run()["only"].statistics
-    assert summary.per_step_accepted[:2] == [0, 2] and summary.steps > 2
-    assert sum(summary.per_step_accepted) + summary.steps == LENGTH
-    assert summary.time_to_first_token == pytest.approx(trace.first_token - trace.arrived if trace.first_token else 0.0)
-
-
 def test_what_is_no_token_of_the_model_is_refused() -> None:
     other = harness(TableModel(3))
     with pytest.raises(InvalidRequest, match="committed"):
-        other.add("only", PROMPT, sampling(), progress=Progress(committed=[VOCAB], trace=SequenceTrace()))
+        other.add("only", PROMPT, sampling(), progress=Progress(committed=[VOCAB], arrived=0.0))
 
 
 def test_it_crosses_processes() -> None:
-    past = Progress(committed=[1, 2], trace=SequenceTrace(per_step_drafted=[3], first_token=1.0), cached_tokens=4)
+    past = Progress(committed=[1, 2], arrived=1.5, cached_tokens=4)
     again = msgspec.msgpack.decode(msgspec.msgpack.encode(past), type=Progress)
     assert again == past

@@ -2,42 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from foresay.spec.accept import ByDepth, summed, tokens_per_step
+from foresay.spec.request import Delta, Origin, RequestEnd
 from foresay.spec.sampling import SamplingParams
-from foresay.spec.trace import SequenceTrace, Statistics, Stopwatch
+from foresay.spec.trace import Statistics, Stopwatch
 from tests.spec.harness import Harness
 from tests.spec.tables import Guesser, TableModel
 
-
-def _trace(*steps: tuple[list[int], int, int]) -> SequenceTrace:
-    """A trace of steps: depths drafted, accepted, emitted."""
-    trace = SequenceTrace()
-    for depths, accepted, emitted in steps:
-        trace.record(depths, accepted, emitted)
-    return trace
-
-
+CHAIN = [-1, 0, 1, 2]
 #: A prefill, a chain of three with two accepted, a tree with none, a chain with all.
-LIFE = (([], 0, 1), ([1, 2, 3], 2, 3), ([1, 1, 2, 2, 2], 0, 1), ([1, 2, 3], 3, 4))
+LIFE = (([-1], 0), (CHAIN, 2), ([-1, 0, 0, 1, 1, 2], 0), (CHAIN, 3))
 
 
-def _summary(trace: SequenceTrace, completion_tokens: int) -> Statistics:
-    return trace.statistics(prompt_tokens=7, cached_tokens=4, completion_tokens=completion_tokens, levels=3)
+def _summary(steps: Sequence[tuple[list[int], int]], total: int) -> Statistics:
+    """Of steps: trees, and how many nodes of a chain in them were accepted. total: tokens in the text."""
+    counts = Statistics(prompt_tokens=7)
+    for number, (parents, accepted) in enumerate(steps):
+        origin = Origin(number, "", parents, 0, list(range(1, accepted + 1)), {})
+        kept = min(accepted + 1, total - counts.completion_tokens)
+        counts.take(Delta(id="r", tokens=[5] * (accepted + 1), origin=origin, elapsed=number, cached_tokens=4), kept)
+    counts.take(Delta(id="r", tokens=[], ending=RequestEnd(levels=3)), 0)
+    return counts
 
 
 def test_a_life_in_numbers() -> None:
-    statistics = _summary(_trace(*LIFE), 9)
+    statistics = _summary(LIFE, 9)
     assert (statistics.prompt_tokens, statistics.cached_tokens, statistics.completion_tokens) == (7, 4, 9)
     assert (statistics.steps, statistics.drafted, statistics.accepted) == (4, 11, 5)
     assert statistics.drafted_per_depth == [4, 5, 2]
     assert statistics.accepted_per_depth == [2, 2, 1]
-    assert statistics.acceptance_histogram == [2, 0, 1, 1]
     assert statistics.num_spec_tokens == 3
     assert statistics.per_step_drafted == [0, 3, 5, 3]
     assert statistics.per_step_accepted == [0, 2, 0, 3]
-    assert (statistics.discarded, statistics.preemptions) == (0, 0)
+    assert statistics.discarded == 0
 
 
 @pytest.mark.parametrize(
@@ -56,13 +57,10 @@ def test_a_life_in_numbers() -> None:
     ],
 )
 def test_a_text_cut_short(surplus: int, accepted: list[int]) -> None:
-    trace = _trace(*LIFE)
-    trace.cut(surplus)
-    statistics = _summary(trace, 9 - surplus)
+    statistics = _summary(LIFE, 9 - surplus)
     assert statistics.per_step_accepted == accepted
     assert statistics.accepted == sum(accepted)
     assert statistics.accepted_per_depth == [sum(1 for a in accepted if a >= depth) for depth in (1, 2, 3)]
-    assert statistics.acceptance_histogram == [accepted.count(j) for j in range(4)]
     assert statistics.discarded == surplus
     assert statistics.per_step_drafted == [0, 3, 5, 3]
     assert statistics.decode_tokens_per_second >= 0.0
@@ -84,14 +82,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_times(clock: Clock) -> None:
-    trace = SequenceTrace(arrived=clock.now)
-    trace.started = clock.now = 101.0
-    clock.now = 103.0
-    trace.record([], 0, 1)
-    clock.now = 109.0
-    trace.record([1, 2], 2, 3)
-    statistics = _summary(trace, 4)
+def test_times() -> None:
+    statistics, phases = Statistics(), {"forward": 1.5}
+    statistics.take(Delta(id="r", tokens=[5], queued=1.0, elapsed=3.0, origin=Origin(1, "", [-1], 0, [], phases)), 1)
+    statistics.take(Delta(id="r", tokens=[5] * 3, elapsed=9.0, origin=Origin(2, "", CHAIN, 0, [1, 2], phases)), 3)
+    assert statistics.seconds == {"queue": 1.0, "prefill": 2.0, "forward": 1.5}
     assert (statistics.seconds["queue"], statistics.time_to_first_token, statistics.decode_seconds) == (1.0, 3.0, 6.0)
     assert statistics.decode_tokens_per_second == 0.5, "three tokens came after the first run"
 
@@ -118,14 +113,12 @@ def test_origins_add_up_to_the_statistics(right, temperature) -> None:
     harness = Harness(model, Guesser(model, right, full=True), (2, 2, 1))
     answer = harness.answer([1] * 10, SamplingParams(max_tokens=23, seed=1, temperature=temperature))
     deltas = [delta for delta in answer.deltas if delta.tokens]
-    statistics = answer.deltas[-1].statistics
-    assert statistics is not None
+    statistics = answer.statistics
     per_depth = [0] * 3
     origins = [delta.origin for delta in deltas if delta.origin is not None]
     assert len(origins) == len(deltas)
-    for delta, origin in zip(deltas, origins, strict=True):
+    for origin in origins:
         assert origin.step > 0
-        assert (len(origin.parents) - 1, len(origin.path)) == (delta.drafted, delta.accepted)
         assert origin.parents[0] == -1
         assert set(origin.seconds) >= {"forward", "draw"}
         for depth, node in enumerate(origin.path):
@@ -171,13 +164,8 @@ def test_both_ways_of_naming_the_depth() -> None:
 
 
 def test_steps_without_drafts_count_for_tokens_and_not_for_depths() -> None:
-    trace = SequenceTrace()
-    trace.record([], 0, 1)  # read the prompt
-    trace.record([1, 2, 3], 2, 3)
-    trace.record([], 0, 1)
-    trace.record([1, 2, 3], 3, 4)
-    trace.cut(2)  # a stop string two tokens before the end
-    summary = trace.statistics(4, 0, 7, 3)
+    steps = [([-1], 0), (CHAIN, 2), ([-1], 0), (CHAIN, 3)]
+    summary = _summary(steps, 7)  # a stop string two tokens before the end
     assert summary.tokens_per_step == tokens_per_step(7, 4) == 1.75
     assert summary.by_depth == ByDepth(2, [1.0, 1.0, 0.0], [1.0, 1.0, 0.0])
     assert tokens_per_step(0, 0) is None

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 
 from foresay.server.metrics.telemetry import Telemetry
-from foresay.spec.request import Request
-from foresay.spec.sampling import SamplingParams
+from tests.telemetry.counted import chosen, kept
 from tests.telemetry.test_verdict import Engine
 from tests.telemetry.working import a_step
 
@@ -20,11 +19,11 @@ def counting_microseconds(parents: list[int], path: list[int]) -> float:
     telemetry, best = Telemetry("toy", Engine()), float("inf")
     trace, delta, piece = a_step(1, parents, path)
     for _ in range(ROUNDS):
-        with telemetry.watching([Request(id="r", prompt=[1], params=SamplingParams())]) as [stats]:
+        with telemetry.watching([chosen()]) as [stats]:
             begun = time.thread_time()
             for _ in range(STEPS):
                 telemetry.step(trace)
-                stats.kept(delta, piece)
+                kept(stats, delta, piece)
                 stats.delivered(len(delta.tokens))
             best = min(best, (time.thread_time() - begun) / STEPS)
     return 1e6 * best

@@ -16,11 +16,11 @@ from foresay.server.metrics.request_stats import MOST_PER_TENANT, Recent, Reques
 from foresay.server.models.service import Service, Text
 from foresay.server.text.choice import Piece
 from foresay.server.text.tokenizer import SamplingDefaults, Tokenizer
-from foresay.spec.request import Delta, Request
-from foresay.spec.sampling import SamplingParams
+from foresay.spec.request import Delta
 from tests.gateway.guarded import ALICE, BOB, bearer
 from tests.provenance.drafting import Drafting, ids_of
 from tests.server.staying import alone, service_of
+from tests.telemetry.counted import chosen, kept
 
 ANSWER = "Once upon a fox there was"
 QUESTION = "naïve tart"
@@ -66,10 +66,8 @@ async def test_what_everybody_sees_holds_no_text(service: Service) -> None:
 
 def stats(tenant: str, id: str, text: str = "", began: float = 1_000.0) -> RequestStats:
     ticks = count(began)
-    entry = RequestStats(
-        Request(id=id, prompt=[1], params=SamplingParams()), tenant, "", SharedStats(lambda: next(ticks))
-    )
-    entry.kept(Delta(id=id, tokens=[1]), Piece(text=text, token_ids=[1], offsets=[0]))
+    entry = RequestStats(chosen(id), tenant, "", SharedStats(lambda: next(ticks)))
+    kept(entry, Delta(id=id, tokens=[1]), Piece(text=text, token_ids=[1], offsets=[0]))
     return entry
 
 

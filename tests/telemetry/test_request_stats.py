@@ -1,4 +1,4 @@
-"""One request's stats compared with the engine's own trace of it: the same counts, whatever was cut off."""
+"""One request's stats and the counters of all: the same counts, whatever was cut off."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from foresay.server.metrics.report import Node
 from foresay.server.metrics.request_stats import MOST_STEPS, RequestStats, SharedStats
 from foresay.server.text.choice import Piece
 from foresay.spec.accept import summed
-from foresay.spec.request import Delta, Origin, Request
-from foresay.spec.sampling import SamplingParams
-from foresay.spec.trace import SequenceTrace, Statistics, depths_of
+from foresay.spec.request import Delta, Origin, RequestEnd
+from foresay.spec.trace import Statistics
+from tests.telemetry.counted import chosen, kept
 
 
 def stats(shared: SharedStats, id: str = "r", prompt: int = 3) -> RequestStats:
-    return RequestStats(Request(id=id, prompt=[1] * prompt, params=SamplingParams()), "", "", shared)
+    return RequestStats(chosen(id, prompt), "", "", shared)
 
 
 def ticking(step: float = 0.001) -> SharedStats:
@@ -39,23 +39,20 @@ def random_origin(dice: random.Random, number: int) -> Origin:
 
 
 def run_randomly(dice: random.Random, shared: SharedStats, id: str) -> tuple[RequestStats, Statistics]:
-    """A request of random steps whose text ends somewhere in them; what the stats say, and what the engine says."""
-    entry, trace = stats(shared, id), SequenceTrace()
+    """A request of random steps whose text ends somewhere in them; what the stats say, and what its choice says."""
+    entry = stats(shared, id)
     steps, surplus, emitted = dice.randint(1, 12), dice.randint(0, 15), 0
     origins = [random_origin(dice, number) for number in range(1, steps + 1)]
     runs = [len(origin.path) + 1 for origin in origins]
     total = max(sum(runs) - surplus, 1)
     for origin, run in zip(origins, runs, strict=True):
-        trace.record(depths_of(origin.parents)[1:], len(origin.path), run)
-        kept = max(0, min(run, total - emitted))
+        count = max(0, min(run, total - emitted))
         emitted += run
-        piece = Piece(text="x" * kept, token_ids=[7] * kept, offsets=list(range(kept)))
-        entry.kept(Delta(id=id, tokens=[7] * run, origin=origin), piece)
-        entry.delivered(kept)
-    trace.cut(emitted - total)
-    statistics = trace.statistics(3, 0, total, 0)
-    entry.kept(Delta(id=id, tokens=[], finish_reason="stop", statistics=statistics), Piece(finish_reason="stop"))
-    return entry, statistics
+        piece = Piece(text="x" * count, token_ids=[7] * count, offsets=list(range(count)))
+        kept(entry, Delta(id=id, tokens=[7] * run, origin=origin), piece)
+        entry.delivered(count)
+    kept(entry, Delta(id=id, tokens=[], finish_reason="stop", ending=RequestEnd()), Piece(finish_reason="stop"))
+    return entry, entry._counts
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -108,10 +105,10 @@ def test_the_text_of_a_request_by_origin() -> None:
     entry = stats(ticking())
     forced = Origin(4, "ngram", [-1, 0, 1, 2], 1, [1, 2], {"forward": 0.002, "draw": 0.001})
     first = Origin(3, "", [-1], 0, [], {"forward": 0.004})
-    entry.kept(Delta(id="r", tokens=[5], origin=first), Piece(text="Once", token_ids=[5], offsets=[0]))
+    kept(entry, Delta(id="r", tokens=[5], origin=first), Piece(text="Once", token_ids=[5], offsets=[0]))
     text = Piece(text=" upon a ti", token_ids=[6, 7, 8], offsets=[4, 9, 11])
-    entry.kept(Delta(id="r", tokens=[6, 7, 8], origin=forced), text)
-    entry.kept(Delta(id="r", tokens=[], finish_reason="length"), Piece(text="me", finish_reason="length"))
+    kept(entry, Delta(id="r", tokens=[6, 7, 8], origin=forced), text)
+    kept(entry, Delta(id="r", tokens=[], finish_reason="length"), Piece(text="me", finish_reason="length"))
     detail = entry.detail()
     assert [(one.text, one.drafter, one.depth, one.forced) for one in detail.text] == [
         ("Once", "", 0, False),
@@ -131,7 +128,7 @@ def test_the_text_of_a_request_by_origin() -> None:
 def test_of_a_long_request_the_beginning_is_kept() -> None:
     entry, origin = stats(ticking()), Origin(1, "", [-1], 0, [], {})
     for number in range(MOST_STEPS + 5):
-        entry.kept(Delta(id="r", tokens=[5], origin=origin), Piece(text="a", token_ids=[5], offsets=[number]))
+        kept(entry, Delta(id="r", tokens=[5], origin=origin), Piece(text="a", token_ids=[5], offsets=[number]))
     detail = entry.detail()
     assert (len(detail.steps), len(detail.text), detail.whole) == (MOST_STEPS, MOST_STEPS, False)
     assert detail.summary.output_tokens == MOST_STEPS + 5
@@ -160,22 +157,20 @@ def test_the_response_and_the_list_have_one_first_token_and_one_rate(whole: bool
     """Whether the answer comes in several deltas or in one, which ends it too."""
     now = [100.0]
     entry = stats(SharedStats(lambda: now[0]))
-    trace = SequenceTrace()
-    trace.record([], 0, 4)
-    statistics = trace.statistics(3, 0, 4, 0)
-    statistics.time_to_first_token, statistics.decode_tokens_per_second = 0.4, 61.0  # as the engine saw it
     piece = Piece(text="abcd", token_ids=[7] * 4, offsets=[0, 1, 2, 3])
     now[0] = 100.5
     if not whole:
-        entry.kept(Delta(id="r", tokens=[7] * 4), piece)
-        entry.delivered(4)
-        now[0], piece = 101.0, Piece()
+        kept(entry, Delta(id="r", tokens=[7], elapsed=0.4), Piece(text="a", token_ids=[7], offsets=[0]))
+        entry.delivered(1)
+        now[0], piece = 101.0, Piece(text="bcd", token_ids=[7] * 3, offsets=[1, 2, 3])
     piece.finish_reason = "stop"
-    entry.kept(Delta(id="r", tokens=[], finish_reason="stop", statistics=statistics), piece)
-    entry.delivered(4 if whole else 0)
-    first = entry._shared.ring.total().time_to_first_token_seconds.sum
-    assert entry.summary().time_to_first_token == statistics.time_to_first_token == first == 0.5
-    assert entry.summary().tokens_per_second == statistics.decode_tokens_per_second == 61.0
+    last = Delta(id="r", tokens=piece.token_ids, finish_reason="stop", elapsed=0.65, ending=RequestEnd())
+    kept(entry, last, piece)
+    entry.delivered(len(piece.token_ids))
+    statistics, first = entry._counts, entry._shared.ring.total().time_to_first_token_seconds
+    assert entry.summary().time_to_first_token == statistics.time_to_first_token == first.sum == 0.5
+    rates = entry.summary().tokens_per_second, statistics.decode_tokens_per_second
+    assert rates == (None, 0.0) if whole else rates == pytest.approx((12.0, 12.0))
 
 
 def counted(histogram: Histogram) -> dict[float, int]:

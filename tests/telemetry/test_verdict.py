@@ -14,9 +14,9 @@ from foresay.server.metrics.telemetry import LIVE_SECONDS, Telemetry
 from foresay.server.metrics.verdict import _cause, judged
 from foresay.server.text.choice import Piece
 from foresay.spec.budget.cost import CHANGED
-from foresay.spec.request import Delta, EngineInfo, Origin, Request
-from foresay.spec.sampling import SamplingParams
+from foresay.spec.request import Delta, EngineInfo, Origin
 from tests.server.scripted import INFO, STEP
+from tests.telemetry.counted import chosen, kept
 
 LINE = re.compile(
     r"Speculation: (?P<per_step>\d+\.\d+) tokens per step, (?P<accepted>[\d,]+) of (?P<drafted>[\d,]+) drafted tokens "
@@ -51,17 +51,15 @@ class Run:
     ) -> None:
         """Decode with a chain of ``drafted`` tokens of which so many are accepted. A step without drafts: 10 ms."""
         seconds = {"propose": propose, "forward": forward}
-        request = Request(id="r", prompt=[1], params=SamplingParams())
-        with self.telemetry.watching([request]) as [stats]:
+        with self.telemetry.watching([chosen()]) as [stats]:
             for number in range(count):
                 counts = {"rows": 1 + drafted, "drafted": drafted, "accepted": accepted, "emitted": 1 + accepted}
                 timed: dict[str, object] = {"seconds": seconds, "root_seconds": 0.01, "crowded": crowded}
                 self.telemetry.step(msgspec.structs.replace(STEP, **counts, **timed, doubt=doubt))
                 tokens = [5] * (1 + accepted)
                 origin = Origin(number, "d", list(range(-1, drafted)), 0, list(range(1, accepted + 1)), seconds)
-                stats.kept(
-                    Delta(id="r", tokens=tokens, origin=origin), Piece(token_ids=tokens, offsets=[0] * len(tokens))
-                )
+                piece = Piece(token_ids=tokens, offsets=[0] * len(tokens))
+                kept(stats, Delta(id="r", tokens=tokens, origin=origin), piece)
 
     def report(self) -> None:
         self.now += EVERY_SECONDS
@@ -69,8 +67,8 @@ class Run:
 
 
 def test_a_line_says_how_far_a_long_prompt_is_read(caplog: pytest.LogCaptureFixture) -> None:
-    run, request = Run(), Request(id="r", prompt=[1] * 40_000, params=SamplingParams())
-    with caplog.at_level(logging.INFO, "foresay.speculation"), run.telemetry.watching([request]) as [stats]:
+    run, choice = Run(), chosen(prompt=40_000)
+    with caplog.at_level(logging.INFO, "foresay.speculation"), run.telemetry.watching([choice]) as [stats]:
         run.reporter.report()
         for read in (12_000, 20_000, 20_000):
             run.telemetry.step(msgspec.structs.replace(STEP, seconds={"forward": 2.0}, reading={"r": (read, 8_000)}))
@@ -79,7 +77,7 @@ def test_a_line_says_how_far_a_long_prompt_is_read(caplog: pytest.LogCaptureFixt
             else:
                 run.report()
         delta = Delta(id="r", tokens=[5], origin=Origin(1, "", [-1], 0, [], {}))
-        stats.kept(delta, Piece(token_ids=[5], offsets=[0]))
+        kept(stats, delta, Piece(token_ids=[5], offsets=[0]))
         run.report()
     assert [record.getMessage() for record in caplog.records] == [
         f"Reading a prompt: 50% of 40,000 tokens (8,000 of them cached) after {seconds} s" for seconds in (12, 22)
@@ -196,13 +194,12 @@ async def test_the_figures_are_of_the_last_minute_in_which_anything_ran() -> Non
     run = Run()
     live = (await run.telemetry.snapshot()).live
     assert (live.tokens_per_second, live.time_to_first_token.mean, live.until) == (None, None, int(run.now))
-    request = Request(id="r", prompt=[1], params=SamplingParams())
-    with run.telemetry.watching([request]) as [stats]:
+    with run.telemetry.watching([chosen()]) as [stats]:
         for number in range(1, 4):
             run.telemetry.step(msgspec.structs.replace(STEP, emitted=2, seconds={"forward": 0.1}))
             stats.delivered(2)
             piece = Piece(token_ids=[5, 5], offsets=[0, 0], finish_reason="stop" if number == 3 else None)
-            stats.kept(Delta(id="r", tokens=[5, 5]), piece)
+            kept(stats, Delta(id="r", tokens=[5, 5]), piece)
             run.now += 0.125
     ran = await run.telemetry.snapshot()
     assert ran.live.tokens_per_second == pytest.approx(6 / 0.3)

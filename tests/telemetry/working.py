@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 from foresay.server.metrics.request_stats import RequestStats
 from foresay.server.metrics.telemetry import Telemetry
 from foresay.server.text.choice import Piece
-from foresay.spec.request import Delta, Origin, Request
-from foresay.spec.sampling import SamplingParams
+from foresay.spec.request import Delta, Origin
 from foresay.spec.trace import StepTrace
+from tests.telemetry.counted import chosen, kept
 from tests.telemetry.test_verdict import Engine
 
 T = TypeVar("T")
@@ -45,16 +45,16 @@ class Working:
 
     @contextmanager
     def _request(self) -> Iterator[RequestStats]:
-        request = Request(id=str(self._steps), prompt=[1] * 30, params=SamplingParams())
-        with self.telemetry.watching([request]) as [stats]:
+        choice = chosen(str(self._steps), 30)
+        with self.telemetry.watching([choice]) as [stats]:
             yield stats
-            stats.kept(Delta(id=request.id, tokens=[], finish_reason="stop"), Piece(finish_reason="stop"))
+            kept(stats, Delta(id=stats.id, tokens=[], finish_reason="stop"), Piece(finish_reason="stop"))
 
     def _step(self, stats: RequestStats) -> None:
         self._steps += 1
         trace, delta, piece = a_step(self._steps, PARENTS, self._dice.choice(PATHS))
         self.telemetry.step(trace)
-        stats.kept(delta, piece)
+        kept(stats, delta, piece)
         stats.delivered(len(delta.tokens))
 
 

@@ -45,8 +45,8 @@ def test_the_command_trains_and_prints_how_good_it_is(target, prompts, tmp_path,
         "on these for 3 steps of 4 texts",
         "only 2 of the texts will be held out to judge it: give at least 20 prompts and --samples 200 for a verdict",
         f"saved in {tmp_path}/my-own",
-        f"use it:    foresay serve {target} --draft {draft}",
-        f"check it:  foresay check {target} --draft {draft} --probe",
+        f"use it:      foresay serve {target} --draft {draft}",
+        f"measure it:  foresay bench {target} --draft {draft}",
     ]
 
 

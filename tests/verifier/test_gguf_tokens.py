@@ -193,7 +193,7 @@ def printed(*directories: Path) -> list[str]:
     """What transformers says while each of these tokenizers is loaded."""
     load = """
 import sys, pathlib
-from foresay.server.engine_process.imports import import_tokenizers
+from foresay.server.engine_process.child import import_tokenizers
 from foresay.server.text.tokenizer import Tokenizer
 import_tokenizers("AutoTokenizer")
 for directory in sys.argv[1:]:

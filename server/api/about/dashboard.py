@@ -8,17 +8,16 @@ after a while it is disconnected.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from contextlib import suppress
-from functools import lru_cache
-from importlib.resources import files
+from mimetypes import guess_type
+from pathlib import Path
 
 import msgspec
 from aiohttp import web
 from msgspec import UNSET, UnsetType
 
 from foresay.server.api.common.route import EVENTS, Route, json_response
-from foresay.server.gateway.caller import CONTEXT
+from foresay.server.gateway.keys import CONTEXT
 from foresay.server.metrics.report import HistoryReport, Point, RequestDetail, RequestSummary, Snapshot
 from foresay.server.metrics.telemetry import Telemetry
 from foresay.server.models.model import Model
@@ -95,8 +94,7 @@ class Feed:
 # -- the files of the page ---------------------------------------------------------------------------------------------
 
 
-PAGE = "index.html"
-TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+STATIC = Path(__file__).parent / "static"
 #: Nothing from other origins, nothing inline, and no framing by other pages.
 POLICY = "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'"
 HEADERS = {
@@ -106,39 +104,12 @@ HEADERS = {
 }
 
 
-class Asset(msgspec.Struct, frozen=True):
-    """One file. etag: changes with the content."""
-
-    body: bytes
-    content_type: str
-    etag: str
-
-
-@lru_cache(maxsize=1)
-def assets() -> dict[str, Asset]:
-    """All files by name."""
-    return {
-        file.name: _asset(file.read_bytes(), TYPES[file.name[file.name.rindex(".") :]])
-        for file in files(__package__).joinpath("static").iterdir()
-        if file.is_file()
-    }
-
-
-def _asset(body: bytes, content_type: str) -> Asset:
-    return Asset(body, content_type, hashlib.blake2b(body, digest_size=12).hexdigest())
-
-
-def served(http: web.Request, name: str) -> web.Response:
-    """The file of this name, or 304 if the browser has it. Raises 404 if there is none."""
-    asset = assets().get(name)
-    if asset is None:
+def served(name: str) -> web.FileResponse:
+    """The file of this name. Raises 404 if there is none."""
+    path = STATIC / name
+    if path.parent != STATIC or not path.is_file():
         raise web.HTTPNotFound
-    if any(etag.value == asset.etag for etag in http.if_none_match or ()):
-        response = web.Response(status=304, headers=HEADERS)
-    else:
-        response = web.Response(body=asset.body, content_type=asset.content_type, charset="utf-8", headers=HEADERS)
-    response.etag = asset.etag
-    return response
+    return web.FileResponse(path, headers=HEADERS | {"Content-Type": f"{guess_type(name)[0]}; charset=utf-8"})
 
 
 # -- routes ------------------------------------------------------------------------------------------------------------
@@ -157,14 +128,14 @@ def _chosen(http: web.Request) -> Model:
     return http.app[MODELS].chosen(http.query.get("model"))
 
 
-async def page(http: web.Request) -> web.Response:
+async def page(http: web.Request) -> web.FileResponse:
     """The page. It asks for a key itself if the server wants one."""
-    return served(http, PAGE)
+    return served("index.html")
 
 
-async def static(http: web.Request) -> web.Response:
+async def static(http: web.Request) -> web.FileResponse:
     """What the page is made of."""
-    return served(http, http.match_info["name"])
+    return served(http.match_info["name"])
 
 
 async def state(http: web.Request) -> web.Response:

@@ -9,7 +9,7 @@ from aiohttp import web
 from msgspec import UNSET, UnsetType
 
 import foresay
-from foresay.server.api.about.dashboard import PAGE, served
+from foresay.server.api.about.dashboard import page
 from foresay.server.api.common.route import Route, json_response
 from foresay.server.catalog.catalog import find_target
 from foresay.server.metrics.records import Replica
@@ -98,10 +98,10 @@ class ServerInfo(msgspec.Struct, kw_only=True):
 HIDDEN = "(hidden)"
 
 
-async def index(request: web.Request) -> web.Response:
+async def index(request: web.Request) -> web.StreamResponse:
     """The server's name, version and routes. Browsers get the dashboard."""
     if "text/html" in request.headers.get("Accept", ""):
-        return served(request, PAGE)
+        return await page(request)
     if request.headers.get("User-Agent", "").lower().startswith("ollama"):
         return web.Response(text="Ollama is running")  # which its clients check for
     models = request.app[MODELS]

@@ -15,7 +15,7 @@ from foresay.server.api.common.route import NAMED_EVENTS, ErrorShape, Route, Str
 from foresay.server.api.common.streaming import leasing
 from foresay.server.api.common.turns import answered, chat_choices, chat_prompt
 from foresay.server.api.common.validation import converted, naming
-from foresay.server.gateway.caller import CONTEXT
+from foresay.server.gateway.keys import CONTEXT
 from foresay.server.models.models import MODELS
 from foresay.server.models.service import AnswerOrigin, Service
 from foresay.server.schemas.chat import ChatRequest

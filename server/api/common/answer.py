@@ -176,7 +176,7 @@ class Answer(ABC):
         """Warnings about positions where another engine continued, if the text may differ from there."""
         for index, choice in enumerate(self.choices):
             if (found := choice.statistics) is not None:
-                positions = found.changed if self.origin.exact else found.resumed
+                positions = found.ending.changed if self.origin.exact else found.ending.resumed
                 yield from (warning("resumed", ("choices", index), at_token=at_token) for at_token in positions)
 
     def _closes(self, piece: Piece) -> bool:

@@ -13,7 +13,7 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from foresay.server.api.common.validation import decoded, unknown_fields
-from foresay.server.gateway.caller import CONTEXT, serve
+from foresay.server.gateway.keys import CONTEXT, serve
 from foresay.server.models.models import MODELS
 from foresay.server.schemas.errors import ApiError, Mistake, NotJson, SlowBody, TooLarge, described
 from foresay.server.schemas.shared import ErrorBody

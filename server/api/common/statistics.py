@@ -55,7 +55,7 @@ def metrics(choices: Sequence[Choice], level: shared.MetricsLevel, exact: bool) 
         tokens_per_second=round(sum(statistics.decode_tokens_per_second for statistics in known), 2),
         tokens_per_step=None if per_step is None else round(per_step, 4),
         exact=exact,
-        resumed=max(len(statistics.resumed) for statistics in known),
+        resumed=max(len(statistics.ending.resumed) for statistics in known),
         speculative_decoding=speculative_decoding(choices, level),
     )
 
@@ -116,19 +116,9 @@ def speculative_decoding(choices: Sequence[Choice], level: shared.MetricsLevel) 
 
 
 def drafting_steps(choice: Choice) -> list[tuple[int, int]]:
-    """Drafted and accepted tokens of each step that drafted.
-
-    Tokens past the end of the text do not count as accepted: if a stop string is found in the step that also ended the
-    request, the engine cannot know that the text ends earlier.
-    """
-    if choice.statistics is None:
-        return []
-    steps, left = [], choice.completion_tokens
-    for drafted, accepted in zip(choice.statistics.per_step_drafted, choice.statistics.per_step_accepted, strict=True):
-        if drafted > 0:
-            steps.append((drafted, max(0, min(accepted, left))))
-        left -= accepted + 1
-    return steps
+    """Drafted tokens of each step that drafted, and those accepted that are in the text."""
+    steps = zip(choice.counts.per_step_drafted, choice.counts.per_step_accepted, strict=True)
+    return [(drafted, accepted) for drafted, accepted in steps if drafted]
 
 
 def _milliseconds(seconds: float) -> float:

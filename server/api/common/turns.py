@@ -23,7 +23,7 @@ from foresay.server.api.common import validation
 from foresay.server.api.common.answer import Answer
 from foresay.server.api.common.route import json_response
 from foresay.server.api.common.streaming import collect, stream
-from foresay.server.gateway.caller import CONTEXT
+from foresay.server.gateway.keys import CONTEXT
 from foresay.server.models.service import AnswerOrigin, Service
 from foresay.server.schemas import bounds
 from foresay.server.schemas.chat import ChatRequest, CompletionRequest

@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import fields as fields_of
 from msgspec.structs import replace
 
-from foresay.server.gateway.caller import ID_WANTED, usable_id
+from foresay.server.gateway.keys import ID_WANTED, usable_id
 from foresay.server.schemas import bounds
 from foresay.server.schemas.chat import ChatRequest, CompletionRequest
 from foresay.server.schemas.errors import complaint

@@ -24,7 +24,7 @@ from foresay.server.api.ollama import answer as answers
 from foresay.server.api.ollama import request as ollama
 from foresay.server.api.ollama import schemas
 from foresay.server.catalog.catalog import of_short_name
-from foresay.server.gateway.caller import CONTEXT
+from foresay.server.gateway.keys import CONTEXT
 from foresay.server.models.model import Model
 from foresay.server.models.models import MODELS
 from foresay.server.models.service import AnswerOrigin, Service, Text

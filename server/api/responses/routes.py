@@ -34,7 +34,7 @@ from foresay.server.api.responses.request import NAMES, chat_request
 from foresay.server.api.responses.socket import Socket
 from foresay.server.api.responses.store import Record, ResponseNotFound, Responses
 from foresay.server.api.responses.turn import given_now, prepared, prompt_length, whole
-from foresay.server.gateway.caller import CONTEXT
+from foresay.server.gateway.keys import CONTEXT
 from foresay.server.models.models import MODELS
 from foresay.server.models.service import Service
 from foresay.server.schemas.shared import ErrorBody, ErrorDetail

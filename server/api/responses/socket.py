@@ -30,7 +30,7 @@ from foresay.server.api.responses.answer import Cancelled
 from foresay.server.api.responses.events import CancelResponse, ClientEvent, Create, Envelope, SocketError
 from foresay.server.api.responses.store import Responses
 from foresay.server.api.responses.turn import ResponseTurn, prepared
-from foresay.server.gateway.caller import CONTEXT, serve
+from foresay.server.gateway.keys import CONTEXT, serve
 from foresay.server.models.models import Models
 from foresay.server.models.service import Service
 from foresay.server.schemas.bounds import weigh

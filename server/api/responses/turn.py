@@ -21,7 +21,7 @@ from foresay.server.api.responses.items import SERVED, Toolbox, given_items
 from foresay.server.api.responses.request import NAMES, chat_request, hints_left_out
 from foresay.server.api.responses.store import PreviousResponseNotFound, Record, Responses, RunningResponse
 from foresay.server.engine.generation import Generation
-from foresay.server.gateway.caller import CONTEXT
+from foresay.server.gateway.keys import CONTEXT
 from foresay.server.models.service import Service
 from foresay.server.schemas.bounds import MOST_REPEATED_BYTES, check_bytes
 from foresay.server.schemas.errors import described

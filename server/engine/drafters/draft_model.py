@@ -108,7 +108,7 @@ class DraftModel(FromFiles):
             notes.warn(
                 "draft",
                 f"the draft model has {share:.0%} as many weights as the target, so drafting is slow as well",
-                "name a smaller model of the family; --probe measures what this one gains",
+                "name a smaller model of the family; foresay bench measures what this one gains",
             )
 
     def _look_at_vocabulary(self, notes: Notes, target: Target, model: ModelConfig | None) -> None:
@@ -139,7 +139,7 @@ def _note_translation(notes: Notes, made: Translation) -> None:
     facts = {"target": made.tokens, "shared": len(made.token_ids), "share": round(made.share, 3)}
     if made.share < SMALL_SHARE:
         notes.warn(
-            "vocabulary", text, "--probe measures whether that is enough; a model of the family has all", **facts
+            "vocabulary", text, "foresay bench measures whether that is enough; a model of the family has all", **facts
         )
     else:
         notes.ok("vocabulary", text, **facts)

@@ -13,14 +13,11 @@ from typing import ClassVar
 from foresay.drafters.ngram import NgramDrafter
 from foresay.drafters.suffix.drafter import SuffixDrafter
 from foresay.server.catalog.hub import resolve
-from foresay.server.engine import history as draft_history
 from foresay.server.engine.checks import Notes, Target
-from foresay.server.engine.device import LoadContext
-from foresay.server.engine.drafters.assistant import Assistant
 from foresay.server.engine.drafters.custom import Custom
 from foresay.server.engine.drafters.draft_model import DraftModel
 from foresay.server.engine.drafters.entry import Entry, FromFiles
-from foresay.server.engine.drafters.heads import DFlash, Eagle, Medusa, Mtp
+from foresay.server.engine.drafters.heads import Assistant, DFlash, Eagle, Medusa, Mtp
 from foresay.server.engine.drafters.own import Own
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import named_in, stages
@@ -28,7 +25,6 @@ from foresay.spec.errors import ConfigurationError
 from foresay.spec.names import NGRAM, NONE, SUFFIX
 from foresay.spec.protocols import Drafter
 from foresay.spec.tree import TreeShape
-from foresay.verifier.model_runner import ModelRunner
 
 
 @dataclass(frozen=True)
@@ -57,14 +53,6 @@ class Suffix(_Lookup):
 
     names, made = (SUFFIX,), SuffixDrafter
     what = "looks up the last tokens earlier in the text and in earlier answers"
-
-    def load(self, loading: LoadContext, target: ModelRunner) -> SuffixDrafter:
-        """The drafter, with earlier answers from its history file, if there is one."""
-        path = loading.config.draft_history
-        if path is None:
-            return SuffixDrafter()
-        loading.report("reading the draft history")
-        return SuffixDrafter(draft_history.read(path, loading.model.vocab_size))
 
 
 #: In the order in which a directory is tested for them, which is also the order in which models draft. A directory that
