@@ -37,7 +37,7 @@ class RootOnly:
     features in its steps too, so that they can draft later."""
 
     shape: TreeShape = ROOT_ONLY
-    name, reach = "", 1
+    name, reach, takes_roots = "", 1, True
 
     def __init__(self, sequences: int, device: torch.device | str, others: Sequence[HiddenStateDrafter] = ()) -> None:
         self.readers: Sequence[KeepsFeatures] = others
@@ -96,7 +96,7 @@ class Drafts(RootOnly):
         self.drafter, self.shape, self.name = drafter, drafter.limited(shape), drafter.name
         self.readers = [*_readers([drafter]), *others]
         self.needs, self.grows = united([drafter.needs, self.needs]), self.shape
-        self.reach, self.exact = drafter.reach(self.shape.levels), exact
+        self.reach, self.exact, self.takes_roots = drafter.reach(self.shape.levels), exact, not exact
         self._narrow = exact and drafter.vocabulary is not None
         with self._narrowed():
             columns = drafter.columns(vocab_size)

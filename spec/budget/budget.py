@@ -40,6 +40,9 @@ _SOON = 16
 _FIRST_TRIES = 6
 #: A try that took longer than so many times its estimate was delayed by something else.
 _MOST_OVER = 4.0
+#: One of so many steps is learnt from where little changes: plain ones that were not chosen, and, after so many drafts,
+#: what these take.
+_SAMPLED, _KNOWN = 4, 64
 #: What fails when a plan does, in words.
 _CHOICE = "the choice of drafts"
 
@@ -116,11 +119,16 @@ class Budget(Observer):
 
     def stepped(self, trace: StepTrace, results: Sequence[VerifyResult]) -> None:
         """Learn from what was accepted, and from the time that drafting took."""
+        model = "" if self.why is None or self.guard.now else self.why.ways[0].model
+        plain = not (self.looks or trace.drafted or model)
+        stands_for = _SAMPLED if plain and not self.guard.now else 1
+        if trace.number % stands_for:
+            return
         alone = self.timed and bool(results) and not (trace.prefill_rows or trace.aside)
-        if alone and not trace.plain:
-            self._measured(trace, results)
-        if not (self.looks or trace.drafted or any(result.scheduled.plan.shares for result in results)):
-            return  # not chosen in this step, and nothing to learn from
+        if alone and not trace.plain and self.pinned is None:
+            self._measured(trace, results, model, stands_for)
+        if plain:
+            return  # there is nothing else to learn from
         # As expected, since uncertain costs are expected to be low: with real ones, time would seem worth too little.
         right, seconds = 0, 0.0 if self.why is None else self.why.ways[0].seconds * (1.0 + self._looking.part)
         for result in results:
@@ -128,21 +136,19 @@ class Budget(Observer):
             if case is not None and result.emitted and result.tree is not None:
                 case.learn(result, seconds)
                 right += result.accepted * any(share.tree or share.first for share in result.scheduled.plan.shares)
-        model = "" if self.why is None or self.guard.now else self.why.ways[0].model
         if self.why is not None and any(result.scheduled.plan.drafts_with(model) for result in results):
             self._drafted(self.why, sum(trace.seconds.values()) if alone else 0.0)
         if alone:
             self._timed(trace, [result.tree for result in results if result.tree is not None], right)
 
-    def _measured(self, trace: StepTrace, results: Sequence[VerifyResult]) -> None:
-        """Pass to the guard what this step came to, unless grammars forced tokens in it."""
+    def _measured(self, trace: StepTrace, results: Sequence[VerifyResult], model: str, steps: int) -> None:
+        """Pass to the guard what this step came to, and as many like it, unless grammars forced tokens in it."""
         if any(result.forced or result.tree is None for result in results):
             return
+        drafted = any(result.scheduled.plan.shares for result in results)
+        tried = drafted and self.why is not None and self.why.probe
         tokens = sum([len(result.emitted) for result in results]) / len(results)
-        whys = [result.scheduled.plan.why for result in results if result.scheduled.plan.shares]
-        drafter = NONE if not whys or whys[0] is None else whys[0].ways[0].model
-        tried = drafter != NONE and self.why is not None and self.why.probe
-        self.guard.saw(drafter, len(results), tokens, trace.seconds, tried)
+        self.guard.saw(model if drafted else NONE, len(results), tokens, trace.seconds, tried, steps)
 
     def _drafted(self, why: Why, seconds: float) -> None:
         """Count a model's draft. What a try took beyond its estimate is saved before the next one. seconds: of the
@@ -152,7 +158,7 @@ class Budget(Observer):
         if why.probe:
             expected = way.seconds + member.costs.now().token * self._unread
             member.saved = -min(max(0.0, seconds - expected), _MOST_OVER * expected)
-            self._weighing.begin()
+            self._standing = Standing()  # it is tried once
 
     def _timed(self, trace: StepTrace, trees: Sequence[DraftTree], right: int) -> None:
         """Correct a model's costs by the time that drafting took. right: found nodes that were accepted."""
@@ -163,6 +169,8 @@ class Budget(Observer):
             self._weighing.took(chosen, total - chosen)
         seconds = trace.seconds.get("propose", 0.0)
         for name, member in self._models.items() if seconds else ():
+            if member.tries > _KNOWN and trace.number % _SAMPLED:
+                continue
             pairs = [(part, tree) for tree in trees for part in tree.parts or (tree,) if part.drafter == name]
             if levels := max([part.levels for part, _ in pairs], default=0):
                 # Nodes that were not worth their rows were hardly rows of the draft either.

@@ -127,10 +127,10 @@ class Claims:
 class Salts:
     """The counts that new texts start with, apart for each way of sampling: those of all salts, and those of each of
     the salts used last. Salts are stored as hashes that only this process can compute, and of texts only how accurate
-    claims were. many, text: the outcomes that counts of many texts, and of one, begin with."""
+    claims were. many: the outcomes that counts of many texts begin with."""
 
-    def __init__(self, many: float = MANY, text: float = TEXT) -> None:
-        self._many, self._text = many, text
+    def __init__(self, many: float = MANY) -> None:
+        self._many = many
         self._all = [Outcomes(many, MANY_KEPT) for _ in range(KINDS)]
         self._of: OrderedDict[int, Outcomes] = OrderedDict()
 
@@ -140,7 +140,7 @@ class Salts:
         self._of[hash((salt, kind))] = of_salt
         if len(self._of) > _SALTS:
             self._of.popitem(last=False)
-        return Claims((self._all[kind], of_salt, Outcomes(self._text)))
+        return Claims((self._all[kind], of_salt, Outcomes()))
 
 
 def claimed(chain: DraftTree) -> list[float]:

@@ -41,14 +41,14 @@ class Average:
     def __init__(self, memory: int = _MEMORY, known: int = _USES) -> None:
         self.count, self.mean, self.variance, self.memory, self.known = 0, 0.0, 0.0, memory, known
 
-    def add(self, value: float) -> None:
-        """Count a value."""
+    def add(self, value: float, times: int = 1) -> None:
+        """Count a value, so many times."""
         if self.count >= self.known and value > (usual := self.mean + abs(self.mean) / 2):
             value = min(value, max(usual, self.mean + _OUTLIER * math.sqrt(self.variance)))
-        self.count = min(self.count + 1, self.memory)
-        off = value - self.mean
-        self.mean += off / self.count
-        self.variance += (off * (value - self.mean) - self.variance) / self.count
+        self.count = min(self.count + times, self.memory)
+        off, part = value - self.mean, times / self.count
+        self.mean += part * off
+        self.variance += part * (off * (value - self.mean) - self.variance)
 
     @property
     def error(self) -> float:
@@ -104,6 +104,7 @@ class Guard:
             self._left, self._since, self._every = WINDOW, 0, min(2 * self._every, self._longest)
         self.now = self._left > 0
         self._left -= self.now
+        self._steps += 1
         return self.now
 
     def paused(self, drafter: str) -> bool:
@@ -128,10 +129,12 @@ class Guard:
             return 0.0
         return _DEVIATIONS * math.hypot(self._tokens.doubt, self._took.doubt, self._beside.doubt)
 
-    def saw(self, drafter: str, sequences: int, tokens: float, seconds: Mapping[str, float], tried: bool) -> None:
+    def saw(
+        self, drafter: str, sequences: int, tokens: float, seconds: Mapping[str, float], tried: bool, steps: int = 1
+    ) -> None:
         """Learn from a decoding step. drafter: whose drafts it had; "" for a lookup's, NONE for none. tokens: emitted,
-        per sequence. seconds: by phase. tried: whether it was expected to lose."""
-        self.news, self._steps = "", self._steps + 1
+        per sequence. seconds: by phase. tried: whether it was expected to lose. steps: that it stands for."""
+        self.news = ""
         drafted, total = drafter != NONE, sum(seconds.values())
         if not drafted and self._again:
             plain = self._plain.get(sequences) or self._plain.setdefault(sequences, Average(_PLAIN, known=1))
@@ -141,8 +144,8 @@ class Guard:
         self._since += drafted
         if plain_seconds := not self.now and self.plain_seconds(sequences):
             took, self._beside = total / plain_seconds, self._plain[sequences]
-            self._tokens.add(tokens)
-            self._took.add(took)
+            self._tokens.add(tokens, steps)
+            self._took.add(took, steps)
             if drafter and drafted and not tried:
                 self._used(drafter, tokens, took)
 

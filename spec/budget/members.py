@@ -31,11 +31,13 @@ RESTING = 100
 #: Priors: the expected tree, the chance of its first level, and how many trees they count as, so that bad luck in the
 #: first ones does not make a model rest; and the weight of a new tree later.
 GUESS, _FIRST, _TREES, _MOVED = ExpectedTree(1.0, 4.0, 2.0), 0.55, 4, 0.02
-#: As how many outcomes a model's claims count over many texts, for which it is calibrated, and in one: texts differ.
-_CALIBRATED = 128.0, 8.0
+#: As how many accepted nodes of trees it counts that these bring what their chances add up to.
+_AS_CLAIMED = 32.0
 #: How much of a step's weight in a text's pace remains after one more step: the last ten count most, or one lucky step
 #: would set it; and how many steps it begins with.
 _PACE_KEPT, _BEGUN = 0.9, 4.0
+#: As how many outcomes a model's claims count over many texts, for which it is calibrated.
+_CALIBRATED = 48.0
 #: The share of a tree's tokens that remains next to found nodes, beside their own: both are mostly right at once.
 _NEXT_TO_HITS = 0.65
 
@@ -43,8 +45,9 @@ _NEXT_TO_HITS = 0.65
 @dataclass(slots=True, eq=False)
 class Member:
     """One drafter. levels: the most it drafts. cost: as measured; costs: as learnt. salts: the accuracy of its claims.
-    brings: the recent average of its trees, first: of their first level's chance. idle: steps since it was best. tries:
-    how often it was asked. saved: seconds that it may lose in a try."""
+    brings: the recent average of its trees, first: of their first level's chance; came, claimed: how many of their
+    nodes were accepted lately, and should have been. idle: steps since it was best. tries: how often it was asked.
+    saved: seconds that it may lose in a try."""
 
     drafter: Drafter
     looks: bool
@@ -52,6 +55,8 @@ class Member:
     cost: DraftCost = field(default_factory=DraftCost)
     brings: ExpectedTree = GUESS
     first: float = _FIRST
+    came: float = _AS_CLAIMED
+    claimed: float = _AS_CLAIMED
     idle: int = 0
     tries: int = 0
     saved: float = 0.0
@@ -64,7 +69,7 @@ class Member:
     _checks: Checks | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        self.costs, self.salts = DraftCosts(self.cost, MachinePace()), Salts() if self.looks else Salts(*_CALIBRATED)
+        self.costs, self.salts = DraftCosts(self.cost, MachinePace()), Salts() if self.looks else Salts(_CALIBRATED)
         # Checked once: that takes longer than the calls do.
         self._catches_up = self.drafter if isinstance(self.drafter, CatchesUp) else None
         self._looks_up = self.drafter if isinstance(self.drafter, LooksUp) else None
@@ -111,7 +116,8 @@ class Member:
         """The expected next tree."""
         tokens, nodes, deep = self.brings
         levels = min(sequence.most_levels, self.levels)
-        return ExpectedTree(min(claims.chance(self.first) / self.first * tokens, levels), nodes, min(deep, levels))
+        tokens *= claims.chance(self.first) / self.first * self.came / self.claimed
+        return ExpectedTree(min(tokens, levels), nodes, min(deep, levels))
 
     def saw(self, part: DraftTree, tree: DraftTree, accepted: int, claims: Claims) -> None:
         """Learn from a tree of its own, verified without nodes of others. accepted: nodes. part: all that it drafted.
@@ -120,7 +126,11 @@ class Member:
         """
         known, first = len(tree.chances) == len(tree), self.first
         if known:
-            first = _below_root(tree)
+            first, brings = _below_root(tree), sum(tree.chances[1:])
+            if self.grows(part):
+                self.came += accepted - _MOVED * (self.came - _AS_CLAIMED)
+                expected = brings * claims.chance(first) / first if first else 0.0
+                self.claimed += expected - _MOVED * (self.claimed - _AS_CLAIMED)
         claims.saw(first, accepted > 0)
         if self.grows(part):
             self._trees += 1

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 #: How far one time moves the average of what it takes, a shorter one (the first is slow), and of what it brings.
 _MOVED, _SHORTER = 1 / 16, 1 / 4
-#: By how much the wait for the next time grows, and the first of them.
-_GROWN, _FIRST = 2.0, 0.5
+#: By how much the wait for the next time grows, and the first of them; how much more of the time it may take until a
+#: text's first.
+_GROWN, _FIRST, _SOONER = 2.0, 0.5, 10.0
 
 
 class Turns:
     """The steps in which it is done: where it brings more than it takes, all; else ever fewer, until it takes ``share``
-    of the time. With another text it begins again.
+    of the time. With another text it begins again, unless that alone would take much of the time.
 
     now: whether it is done in the step that is planned. part: the time it takes, over that of a step's rest.
     """
@@ -35,5 +36,5 @@ class Turns:
         self._left = self._wait = min(_GROWN * self._wait + _FIRST, self.part / self._share)
 
     def begin(self) -> None:
-        """Do it in the next step, and soon again."""
-        self._left = self._wait = 0.0
+        """Do it soon, and soon again."""
+        self._left, self._wait = min(self._left, self.part / (_SOONER * self._share)), 0.0

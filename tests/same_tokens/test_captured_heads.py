@@ -41,7 +41,7 @@ class CapturedWhisper:
     def __init__(self, inner: Proposer, known: Mapping[str, list[int]]) -> None:
         self.inner, self._known = inner, known
         self.name, self.shape, self.needs = inner.name, inner.shape, inner.needs
-        self.reach, self.readers = inner.reach, inner.readers
+        self.reach, self.readers, self.takes_roots = inner.reach, inner.readers, inner.takes_roots
         self._texts = torch.zeros(8, _LONGEST, dtype=torch.int64)
         self._seated: list[SequenceState] = []
         self.drafted: list[tuple[str, int, list[int]]] = []

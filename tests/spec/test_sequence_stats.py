@@ -113,7 +113,7 @@ def test_bad_luck_in_the_first_trees_is_not_the_end_and_a_model_that_is_never_ri
     for _ in range(3):
         free.step([9], 0)
     assert expected() > 0.4 * begun
-    for _ in range(60):
+    for _ in range(20):
         free.step([9], 0)
         free.one.limit += 1
     assert expected() < 0.3 * begun

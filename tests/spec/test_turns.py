@@ -32,7 +32,7 @@ def test_in_vain_it_takes_its_share_of_the_time(share: float, brought: float) ->
 @pytest.mark.parametrize(("again", "done"), [("brings", [0, 1, 2]), ("begin", [0, 1, 3])])
 def test_something_right_and_another_text_begin_again(again: str, done: list[int]) -> None:
     turns = Turns(0.002)
-    run(turns, 3000, 0.0003)
+    run(turns, 3000, 0.00001)
     if again == "brings":
         while not turns.due():
             pass

@@ -90,7 +90,8 @@ class Proposer(Protocol):
     """A proposer inside captured steps.
 
     shape: of its trees, always the same. needs: the target's features that it reads. reach: how many tokens of a text's
-    end it reads, including the root. readers: who keeps the features of prompts.
+    end it reads, including the root. readers: who keeps the features of prompts. takes_roots: whether it takes plans
+    without drafts.
     """
 
     name: str
@@ -98,6 +99,7 @@ class Proposer(Protocol):
     needs: FeatureRequest | None
     reach: int
     readers: Sequence[KeepsFeatures]
+    takes_roots: bool
 
     def propose(self, state: StepState) -> DeviceTree:
         """Captured: a tree below every root. Its own rows go to slots past ``state.lengths``."""

@@ -64,7 +64,9 @@ class GraphStepRunner(StepRunner):
         self._ahead: Launched | None = None
         self._last: Launched | None = None
         self._before: SpeculativeStep | None = None
-        self._drafts = any(step.proposer.shape.levels for steps in self.buckets.values() for step in steps)
+        proposers = [step.proposer for steps in self.buckets.values() for step in steps]
+        self._drafts = any(proposer.shape.levels for proposer in proposers)
+        self._roots = any(proposer.takes_roots for proposer in proposers)
 
     def run(self, batch: list[ScheduledSequence], watch: Stopwatch) -> list[VerifyResult]:
         """Launch the step, unless it already runs, and the one after it; wait for its outcome and commit that."""
@@ -152,6 +154,8 @@ class GraphStepRunner(StepRunner):
 
     def _captured(self, batch: list[ScheduledSequence], prompts: list[ScheduledSequence]) -> SpeculativeStep | None:
         """The step that can run this plan; None if none can."""
+        if not self._roots and not any(scheduled.drafts for scheduled in batch):
+            return None  # found before many of them are asked
         if not batch or len(prompts) > 1 or not (all(map(capturable, batch)) and all(map(readable, prompts))):
             return None
         stops, sequences = any(map(needs_stop, batch)), [scheduled.sequence for scheduled in batch]
