@@ -25,10 +25,10 @@ BIN := $(VENV)/bin
 # What make outside runs against the server: clients that are no Python packages, or do not go together with ours.
 CLIENTS := $(addprefix $(VENV)/.installed-,guidellm litellm aider llm npm)
 # The spine of the suite: the same tokens from everybody who drafts, what they stand on, the floors, formats and grammars,
-# every API over a scripted engine, one server; and the tests of what was changed since the last commit.
+# every API over a scripted engine; and the tests of what was changed since the last commit.
 SAME := $(patsubst %,tests/same_tokens/test_%.py,drafters company heads customs bundled)
-SERVED := tests/parsers tests/grammar tests/server/test_validation.py tests/routes/test_every_api.py tests/server/test_live.py
-QUICK := $(SAME) $(SERVED) tests/spec tests/kvpaging tests/test_imports.py tests/test_floors.py tests/test_sizes.py
+SERVED := tests/parsers tests/grammar tests/server/test_validation.py tests/routes/test_every_api.py
+QUICK := $(SAME) $(SERVED) tests/spec tests/kvpaging tests/test_floors.py tests/test_sizes.py
 CHANGED = $$($(BIN)/python -m tests.changed)
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip --disable-pip-version-check
