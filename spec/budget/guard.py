@@ -55,11 +55,6 @@ class Average:
         """The deviation of the mean."""
         return math.sqrt(self.variance / self.count) if self.count > 1 else math.inf
 
-    @property
-    def doubt(self) -> float:
-        """The same as a share of the mean."""
-        return self.error / self.mean if self.mean > 0.0 else math.inf
-
 
 class _Uses:
     """Of one drafter, per step with its drafts and per sequence. tokens: emitted. gained: these, less the plain steps
@@ -127,7 +122,7 @@ class Guard:
         """How far that may be off, as a share of it; 0 if unknown."""
         if self._tokens.count < _USES:
             return 0.0
-        return _DEVIATIONS * math.hypot(self._tokens.doubt, self._took.doubt, self._beside.doubt)
+        return _DEVIATIONS * math.hypot(*[one.error / one.mean for one in (self._tokens, self._took, self._beside)])
 
     def saw(
         self, drafter: str, sequences: int, tokens: float, seconds: Mapping[str, float], tried: bool, steps: int = 1
