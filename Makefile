@@ -24,9 +24,12 @@ export PYTHONDONTWRITEBYTECODE :=
 BIN := $(VENV)/bin
 # What make outside runs against the server: clients that are no Python packages, or do not go together with ours.
 CLIENTS := $(addprefix $(VENV)/.installed-,guidellm litellm aider llm npm)
-# The spine of the suite: the same tokens from everybody who drafts, what they stand on, the floors, one server.
-SAME := $(patsubst %,tests/same_tokens/test_%.py,drafters budget company heads customs directories bundled bundled_heads)
-QUICK := tests/test_imports.py tests/server/test_live.py $(SAME) tests/spec tests/kvpaging tests/test_floors.py tests/test_sizes.py
+# The spine of the suite: the same tokens from everybody who drafts, what they stand on, the floors, formats and grammars,
+# every API over a scripted engine; and the tests of what was changed since the last commit.
+SAME := $(patsubst %,tests/same_tokens/test_%.py,drafters company heads customs bundled)
+SERVED := tests/parsers tests/grammar tests/server/test_validation.py tests/routes/test_every_api.py
+QUICK := $(SAME) $(SERVED) tests/spec tests/kvpaging tests/test_floors.py tests/test_sizes.py
+CHANGED = $$($(BIN)/python -m tests.changed)
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # pip says 170 lines about what went well; they are shown if anything did not.
@@ -63,7 +66,7 @@ outside: $(VENV)/.installed-dev $(CLIENTS)
 	$(call tests,-m outside tests/clients $(ARGS))
 
 quick: $(VENV)/.installed-dev
-	$(PYTEST) -m "not slow and not soak and not outside" $(or $(ARGS),$(QUICK))
+	$(PYTEST) -m "not slow and not soak and not outside" $(or $(ARGS),$(QUICK) $(CHANGED))
 
 soak: $(VENV)/.installed-dev
 	$(PYTEST) -m soak $(ARGS)

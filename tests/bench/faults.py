@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import time
@@ -56,13 +55,6 @@ def dies(task: Task) -> None:
     """As a process that the system ends."""
     task.lines.write(task.name, "begun", os.getpid())
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def finds_a_gpu_in_a_fresh_process(task: Task) -> None:
-    """As where an import of the parent has touched the GPU: "cannot re-initialize CUDA in forked subprocess"."""
-    if multiprocessing.get_start_method(allow_none=True) != "spawn":
-        raise RuntimeError("finds no NVIDIA GPU")
-    task.lines.write(task.name, "device", "a card")
 
 
 def fails_to_compile(task: Task) -> None:

@@ -102,7 +102,7 @@ def kept(folder: Path) -> list[str]:
     return sorted(path.name for path in found if not any(one.startswith("fetching-") for one in path.parts))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_it_goes_on_where_it_was_killed_and_a_damaged_part_is_fetched_again(index, folder, tmp_path, monkeypatch):
     status, said = run(tmp_path / "fetch.toml", killed_at=2)
     assert status == -signal.SIGKILL and "part 2 of 3" in said and kept(folder) == ["part00.bin"]

@@ -19,13 +19,7 @@ from bench.gpu.drafting import Ground, Steps, rows_proposer
 from bench.gpu.worker import Lines, Task
 from bench.hybrids import STACKS, hybrid_of
 from bench.made import BUNDLED, inflated, paged
-from bench.shapes import (
-    EagleShape,
-    ModelShape,
-    kv_bytes_per_token,
-    step_bytes,
-    weight_bytes,
-)
+from bench.shapes import EagleShape, ModelShape, kv_bytes_per_token, step_bytes, weight_bytes
 from foresay.kvpaging import PagePool, PageTable
 from foresay.spec.protocols import Rows
 from foresay.spec.tree import TreeShape

@@ -6,8 +6,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import random
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -21,7 +19,7 @@ from bench.gpu import __main__ as gpu
 from bench.gpu import commands, plan, report, settings, steps
 from bench.gpu.device import Device
 from bench.gpu.plan import Step
-from bench.gpu.worker import ENDED, FAILED, LEFT_OUT, Lines, Task, Worker
+from bench.gpu.worker import ENDED, FAILED, LEFT_OUT, Lines, Task
 from foresay.verifier.ops.kernels import chain
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,13 +53,6 @@ def lines_of(out: Path) -> list[dict[str, Any]]:
             {f"compile {step}" for step in ("8B steps", "1B passes", "1B steps", "ablation 1", "ablation 2")}
             | {"1B passes", "1B steps"},
         ),
-        ("B", {"generate auto", "built", "bench", "hybrid latents", "hybrid Mamba-2"}),  # done elsewhere
-        (
-            "C",
-            {step.name for step in plan.STEPS["C"] if step.background or step.name.startswith("stack")}
-            - {"stack Qwen3.5-9B"}
-            | {"8B int4"},
-        ),
         *(pytest.param(call, set(), marks=pytest.mark.soak) for call in "ABC"),
     ],
 )
@@ -94,27 +85,6 @@ def test_a_call_rehearsed(call: str, without: set[str], tmp_path: Path) -> None:
     assert all(line["busy_us"] > 0 for line in lines if line["what"] == "GPU idle for a step"), "kernels were seen"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "after",
-    [pytest.param(n, marks=pytest.mark.soak if n != 17 else ()) for n in random.Random(40).sample(range(1, 25), 3)],
-)
-def test_a_call_that_is_killed_has_delivered_all_its_output(after: int, tmp_path: Path) -> None:
-    """All of the output is in the file, whole."""
-    requested = [sys.executable, "-m", "bench.gpu", "A", "--rehearse", "--only", "smoke", "bandwidth", "compile"]
-    requested.append("8B passes")
-    output: list[str] = []
-    with subprocess.Popen(requested, cwd=ROOT, env=environment(tmp_path), stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            output += [line] * line.startswith("[")
-            if len(output) == after:
-                process.send_signal(signal.SIGKILL)
-    assert len(output) >= after
-    reported = {f"[{line['t']:8.3f}] {line['step']} | {line['what']}" for line in lines_of(tmp_path)}
-    assert all(any(line.startswith(one) for one in reported) for line in output)
-
-
 def test_the_plan_fits_and_is_printed_without_importing_much() -> None:
     requested = [sys.executable, "-X", "importtime", "-m", "bench.gpu", "B", "--plan"]
     run = subprocess.run(requested, cwd=ROOT, capture_output=True, text=True, check=True)
@@ -144,14 +114,6 @@ def test_what_is_missing_is_named_before_anything_is_begun(tmp_path: Path) -> No
     (line,) = lines_of(tmp_path / "out")
     assert (line["what"], line["value"]) == ("missing", ["msgspec", "llguidance"])
     assert "msgspec, llguidance cannot be imported" in run.stdout and "done" not in run.stdout
-
-
-@pytest.mark.skipif(os.path.exists("/dev/nvidia0"), reason="there is a GPU")
-def test_without_a_gpu_nothing_is_begun(tmp_path: Path) -> None:
-    requested = [sys.executable, "-m", "bench.gpu", "A"]
-    run = subprocess.run(requested, cwd=ROOT, env=environment(tmp_path), capture_output=True, text=True)
-    assert run.returncode == gpu.MISSING and "no GPU answers" in run.stderr and "done" not in run.stdout
-    assert {line["step"] for line in lines_of(tmp_path)} == {"preflight", "card"}
 
 
 # -- steps that go wrong -----------------------------------------------------------------------------------------------
@@ -204,15 +166,6 @@ def test_a_step_that_goes_wrong_takes_no_other_along_and_is_not_repeated(fault: 
     assert report.finish(lines) == 1 and "NOT done" in capsys.readouterr().out
 
 
-def test_where_a_fork_can_use_no_gpu_a_fresh_process_does(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its workers know what the smoke decided all the same."""
-    monkeypatch.setattr(Worker, "start", "fork")
-    monkeypatch.setattr(lines, "card", gpu.UNKNOWN)
-    ended = run(lines, [step("finds_a_gpu_in_a_fresh_process", alone=True), step("sound")])
-    assert ended["sound"] == "held" and lines.card == "a card" and Worker.start == "spawn"
-    assert [line["value"] for line in lines.read() if line["unit"] == ENDED] == ["failed", "held", "held"]
-
-
 def test_what_only_lacked_time_is_no_failure(lines: Lines, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     """A command that had to be ended."""
     monkeypatch.setattr(commands, "pytest_of", lambda *_, **__: (["sleep", "60"], dict(os.environ)))
@@ -220,18 +173,6 @@ def test_what_only_lacked_time_is_no_failure(lines: Lines, monkeypatch: pytest.M
     assert run(lines, wanted) == {"kernel tests": "unfinished", "sound": "held"}
     assert report.finish(lines) == 4
     assert capsys.readouterr().out.splitlines()[-1] == "NOT done: 0 did not hold, 1 left out"
-
-
-def test_a_process_whose_gpu_answers_no_more_fails_one_test(tmp_path: Path) -> None:
-    (tmp_path / "test_poisoned.py").write_text(
-        "import sys\n\ndef test_a():\n    sys.poisoned = True\n"
-        "    raise RuntimeError('Triton Error [CUDA]: an illegal memory access was encountered')\n\n"
-        "def test_b():\n    assert not hasattr(sys, 'poisoned')\n"
-    )
-    asked = [sys.executable, "-m", "pytest", "-v", "-o", "addopts=", "-p", "tests.kernels.on_device.conftest"]
-    done = subprocess.run([*asked, "-n", "1", tmp_path], cwd=ROOT, capture_output=True, text=True)
-    counts, failed = commands.tested(done.stdout)
-    assert counts == {"FAILED": 1, "PASSED": 1} and failed[0].endswith("::test_a "), done.stdout + done.stderr
 
 
 def test_a_compiler_that_fails_throws_no_other_result_away(lines: Lines) -> None:
@@ -295,12 +236,6 @@ def test_bars_and_what_was_found_before_are_those_of_the_card(tmp_path: Path, mo
     assert table("H200", 1.05)[row][1:] == h200[1:], "on another card"
 
 
-def test_a_line_is_json_whatever_was_measured(lines: Lines) -> None:
-    lines.write("a step", "what", float("nan"), "s", path=Path("x"), deep={"inf": [float("inf"), 1 / 3]})
-    (line,) = lines.read()
-    assert (line["value"], line["path"], line["deep"]) == ("nan", "x", {"inf": ["inf", 0.333333]})
-
-
 # -- kernels and tests -------------------------------------------------------------------------------------------------
 
 
@@ -322,13 +257,6 @@ def test_what_pytest_says_counts_even_where_it_did_not_end() -> None:
     assert commands.tested(spread) == ({"PASSED": 1, "ERROR": 1}, ["x/a.py::test_y"])
     ends = "x/a.py::test_x PASSED [100%]\n== short test summary info ==\nFAILED x/a.py::test_z - x\n"
     assert commands.tested(ends) == ({"PASSED": 1}, [])
-
-
-def test_every_switch_is_a_constant_and_its_values_are_others() -> None:
-    """What the plan of a step on a GPU wants tried."""
-    tried = {(module.rpartition(".")[2], constant) for module, constant, *_ in steps.switched()}
-    of_attention = {("tree_attention", "FINE_TILED"), ("attention", "SLOTS_ONCE"), ("attention", "ROTATED_WITHIN")}
-    assert {("linear", "EARLY"), *of_attention} <= tried and len(list(steps.switched())) > len(tried)
 
 
 def test_what_is_compiled_before_is_what_steps_launch(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:

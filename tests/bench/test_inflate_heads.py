@@ -53,8 +53,9 @@ def drafted(kind: str, target: Path, head: Path, temperature: float, monkeypatch
     return trees, drive.run(engine, drive.request([5, 6, 7, 8], 24, temperature, seed=1)).tokens
 
 
-@pytest.mark.parametrize(("temperature", "vocab"), [(0.0, 400), (1.0, None)])
-@pytest.mark.parametrize("kind", sorted(MODES))
+@pytest.mark.parametrize(
+    ("kind", "temperature", "vocab"), [("medusa", 0.0, 400), ("eagle3", 1.0, None), ("dflash", 0.0, 400)]
+)
 def test_same_drafts(
     kind: str, temperature: float, vocab: int | None, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

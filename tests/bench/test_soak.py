@@ -77,7 +77,7 @@ def drafting(log: Path) -> Iterator[tuple[int, int]]:
         yield server
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_wave_with_a_freeze_and_a_kill(plain: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storm, "VISITS", 12)  # so that the wave outlasts both
     log = tmp_path / "log"

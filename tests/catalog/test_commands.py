@@ -55,6 +55,7 @@ def test_pull_goes_on_where_it_was_broken_off(hub, cache, capsys, monkeypatch):
     assert Hub.RANGES and Hub.RANGES[0] != "bytes=0-", "it did not begin again"
 
 
+@pytest.mark.soak
 def test_pull_of_one_of_several_gguf_files_goes_on_where_it_was_broken_off(hub, cache, tmp_path, monkeypatch):
     """In a process of its own, which has the hub's client as users have it."""
     file = file_of(tmp_path, "target", q4_k_m)

@@ -159,7 +159,7 @@ SOUND = {
     "medusa_named": Case("medusa:authors", changes={"draft_tokens": 3}),
     "eagle3_named": Case("eagle3:speculators"),
     "eagle_named": Case("eagle:eagle1"),
-    **{layout: Case(layout, changes={"draft_tokens": 3}) for layout in (*MEDUSA, *EAGLE)},
+    **{layout: Case(layout, changes={"draft_tokens": 3}) for layout in ("authors", "specforge", "safeailab")},
 }
 
 DOUBTFUL = {

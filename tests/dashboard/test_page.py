@@ -121,58 +121,6 @@ async def test_light_and_dark_and_what_was_chosen_stays(url):
     )
 
 
-async def test_a_reload_loses_nothing(url):
-    columns = "#time-per-step .fill[data-colour=verify]"
-    count = "all => all.map(path => path.getAttribute('d').split('M').length - 1).reduce((a, b) => a + b, 0)"
-    async with dashboard(url) as visit:
-        page = visit.page
-        await visit.run(max_output_tokens=30)
-        await page.wait_for_selector(columns, state="attached")
-        await page.click("#span button[data-span='3600']")
-        before = await page.locator(columns).evaluate_all(count)
-        rows = page.locator("#requests tr[data-id]")
-        await expect(rows).not_to_have_count(0)
-        kept = await rows.count()
-        await page.reload()
-        await visit.ready()
-        await page.click("#span button[data-span='3600']")
-        await page.wait_for_selector(columns, state="attached")
-        assert await page.locator(columns).evaluate_all(count) >= before > 0
-        await expect(rows.nth(kept - 1)).to_be_visible()
-
-
-async def test_the_charts_can_be_read_with_the_keyboard(url):
-    async with dashboard(url) as visit:
-        page = visit.page
-        await visit.run(max_output_tokens=30)
-        chart = page.locator("#time-per-step svg")
-        await page.wait_for_selector("#time-per-step .fill", state="attached")
-        for key in ("End", *["ArrowLeft"] * 200):  # seconds ago
-            await chart.press(key)
-            label = await chart.get_attribute("aria-label") or ""
-            if "nothing" not in label:
-                break
-        assert re.search(r"model pass [\d.]+ m?s", label)
-        await expect(page.locator("#time-per-step .when")).to_have_text(re.compile(r"^\d\d:\d\d:\d\d$"))
-        await expect(page.locator("#load .when")).to_have_text(re.compile(r"^\d\d:\d\d:\d\d$"))
-        await page.locator("#by-depth svg").press("ArrowRight")
-        await expect(page.locator("#by-depth .when")).to_have_text(
-            re.compile(r"^token 1: right in \d+ % of the drafts, \d+ % of those right before it; in the last hour")
-        )
-
-
-async def test_a_phone_shows_all_of_it(url, tmp_path):
-    async with dashboard(url, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True) as visit:
-        await visit.run(max_output_tokens=20)
-        for chart in CHARTS:
-            await visit.page.wait_for_selector(f"#{chart} :is(.fill, .line)", state="attached")
-            box = await visit.page.locator(f"#{chart} svg").bounding_box()
-            assert box is not None
-            assert 280 < box["width"] <= 390, chart
-        assert await visit.page.evaluate("document.documentElement.scrollWidth") == 390
-        await visit.keep_picture("phone", tmp_path)
-
-
 async def test_a_key_is_requested_once_and_a_wrong_one_refused(tokenizer, tmp_path):
     async with (
         guarded(ScriptedEngine(tokenizer.encode("a fox ")), tokenizer, AuthMiddleware(KeyStore([KEY]))) as client,
@@ -198,16 +146,3 @@ async def test_a_key_is_requested_once_and_a_wrong_one_refused(tokenizer, tmp_pa
         await visit.ready()
         await expect(dialog).to_be_hidden()
         assert await page.evaluate("localStorage.length") == 0
-
-
-async def test_a_note_replaces_text_that_was_not_to_be_stored(url):
-    async with aiohttp.ClientSession() as session:
-        requested = {"input": "Tell me a story.", "max_output_tokens": 20, "store": False, "ignore_eos": True}
-        async with session.post(f"{url}/v1/responses", json=requested) as response:
-            assert response.status == 200
-    async with dashboard(url) as visit:
-        detail = visit.page.locator("#request-detail")
-        await visit.page.locator("#requests tr[data-id] button").first.click()
-        await expect(detail.locator(".note")).to_have_text("Its text was not kept, as store was false.")
-        await expect(detail.locator(".strip .step").nth(1)).to_be_attached()
-        await expect(detail.locator(".coloured")).to_have_count(0)

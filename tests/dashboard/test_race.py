@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 from playwright.async_api import expect
 
-from foresay.server.engine.generation import Sink
 from foresay.server.text.tokenizer import Tokenizer
-from foresay.spec.request import Request
 from tests.dashboard.browsing import STORY, Visit, needs_chromium, visiting
-from tests.dashboard.showing import sent, shown, step, writing
+from tests.dashboard.showing import sent, writing
 from tests.server.scripted import ScriptedEngine
 
 pytestmark = [needs_chromium, pytest.mark.slow]
@@ -71,39 +69,6 @@ async def test_races_of_the_same_settings_are_judged_together(tokenizer: Tokeniz
         await expect(items).to_have_count(0)
 
 
-async def test_a_prompt_is_changed_after_its_race(tokenizer: Tokenizer) -> None:
-    async with writing("the fox and the owl ", tokenizer) as visit:
-        page, frames = visit.page, sent(visit)
-        for prompt in (STORY, "And then?", "And now?"):
-            await visit.ask("compare", prompt, max_output_tokens=12)
-            await finished(visit)
-        await page.locator(".turn:nth-child(2) button:text-is('Edit')").click()
-        await expect(page.locator(".turn .user")).to_have_text([STORY])
-        await expect(page.locator("#prompt")).to_have_value("And then?")
-        await expect(page.locator("#prompt")).to_be_focused()
-        await visit.ask("on", "And the owl?", max_output_tokens=12)
-        await finished(visit)
-        assert [one["content"] for one in frames[-1]["input"] if one["role"] == "user"] == [STORY, "And the owl?"]
-        await page.locator(".turn:first-child button:text-is('Edit')").click()
-        await expect(page.locator(".turn")).to_have_count(0)
-        await expect(page.locator("#prompt")).to_have_value(STORY)
-
-
-async def test_a_slow_answer_is_shown_while_it_is_written(tokenizer: Tokenizer) -> None:
-    engine = ScriptedEngine(tokenizer.encode("the fox and the owl "), run=3, pause=0.1)
-    async with writing("", tokenizer, engine=engine, pace={"SLOW": 0.4}) as visit:
-        await visit.ask("compare", max_output_tokens=60)
-        drafted, plain = [visit.page.locator(".lanes .answer").nth(place) for place in (0, 1)]
-        for lane in (drafted, plain):
-            await expect(lane).to_have_attribute("data-state", "running")
-            await expect(lane.locator(".coloured")).to_contain_text("the fox")
-        await expect(drafted).to_have_attribute("data-state", "done")
-        assert await drafted.locator(".clock").inner_text() != ""
-        await finished(visit)
-        await expect(visit.page.locator(".finish .note")).to_have_text("Measured and shown one after the other.")
-        assert [text for text, _ in await visit.tokens(drafted)] == [text for text, _ in await visit.tokens(plain)]
-
-
 async def test_both_ways_take_turns_and_neither_profits_from_the_other(tokenizer: Tokenizer) -> None:
     async with writing("the fox and the owl ", tokenizer) as visit:
         frames = sent(visit)
@@ -130,34 +95,6 @@ class Forgetful(ScriptedEngine):
 
     def script_of(self, request):
         return [*self.tokens[len(self.requests) :], *self.tokens]
-
-
-class Costly(ScriptedEngine):
-    """Drafts cost more than they bring."""
-
-    def add(self, request: Request, sink: Sink) -> None:
-        self.pause = 0.1 if request.speculate else 0.001
-        super().add(request, sink)
-
-
-async def test_the_header_doubts_what_races_do_not_bear_out(tokenizer: Tokenizer) -> None:
-    engine = Costly(tokenizer.encode("the fox and the owl "), run=3)
-    async with shown(engine, tokenizer, "/") as (service, visit):
-        speed = visit.page.locator("#speed")
-        for _ in range(100):
-            service.telemetry.step(step())
-        await expect(speed.locator("small")).to_have_text("estimated speed-up")
-        await visit.ask("compare", max_output_tokens=30)
-        await finished(visit)
-        await expect(visit.page.locator(".race .outcome.warn")).to_contain_text("Speculation does not pay here.")
-        await expect(visit.page.locator(".lanes .first h3")).to_contain_text("Without drafts")
-        await expect(speed.locator("small")).to_have_text("cannot tell")
-        await expect(visit.page.locator("#verdict")).to_have_text(
-            re.compile(
-                r"^Cannot tell whether speculation pays: the races on this page say between 0\.\d+ and 0\.\d+ times"
-            )
-        )
-        assert await visit.page.title() == "Foresay: toy"
 
 
 async def test_texts_that_differ_are_reported(tokenizer: Tokenizer) -> None:
@@ -227,11 +164,7 @@ VERDICTS = [
         "",
     ),
     ([race(0.3, 0.6, [0.1])] * 3, "300 ms with drafts, 600 ms without. Over 3 races it is on average 2.00", "good"),
-    (
-        [race(0.3, 0.2, [1]), race(0.3, 0.9, [1]), race(0.3, 0.4, [1])],
-        "300 ms with drafts, 400 ms without. Which",
-        "",
-    ),
+    ([race(0.3, 0.2, [1]), race(0.3, 0.9, [1]), race(0.3, 0.4, [1])], "300 ms with drafts, 400 ms without. Which", ""),
 ]
 DOUBTS = [
     ([race(0.3, 0.6)], 1.6, ""),

@@ -6,7 +6,6 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import pytest
 from playwright.async_api import Page, expect
 
@@ -74,29 +73,6 @@ async def test_requests_show_their_prompt_to_their_own_key_only(tokenizer: Token
             assert "fox" not in body
 
 
-async def test_a_server_that_drains_says_so(tokenizer: Tokenizer) -> None:
-    async with shown(ScriptedEngine([5]), tokenizer) as (service, visit):
-        await expect(visit.page.locator("#facts")).not_to_contain_text("draining")
-        await service.drain(1.0)
-        await expect(visit.page.locator("#facts li.warn button")).to_have_text("draining")
-        await expect(visit.page.locator("#notice")).to_contain_text("The server is shutting down")
-
-
-async def test_the_page_says_that_something_else_keeps_the_machine_busy(tokenizer: Tokenizer) -> None:
-    async with shown(ScriptedEngine([5]), tokenizer) as (service, visit):
-        for _ in range(30):
-            service.telemetry.step(msgspec.structs.replace(step(), crowded=0.5))
-        busy = re.compile("^Other programs keep this machine busy: the engine spends 50 % of its time")
-        await expect(visit.page.locator("#notice")).to_have_text(busy)
-
-
-async def test_a_request_says_what_was_reused(tokenizer: Tokenizer) -> None:
-    async with shown(ScriptedEngine([5], run=3), tokenizer) as (_, visit):
-        await posted(visit)
-        reused = visit.page.locator("#requests tr[data-id] [data-head='prompt tokens']")
-        await expect(reused).to_have_text(re.compile(r"^[\d,]+ \(3 reused\)$"))
-
-
 OF_DRAFTS = ("by-depth", "tree", "drafters")
 
 
@@ -128,25 +104,6 @@ async def test_what_nobody_knows_is_left_out(tokenizer: Tokenizer) -> None:
             "Nothing was drafted yet, so there are no charts of drafts."
         )
         assert "–" not in await page.locator("#tiles").inner_text()
-
-
-async def test_where_nothing_ran_in_the_time_chosen_a_sentence_says_so(tokenizer: Tokenizer) -> None:
-    async with shown(ScriptedEngine([5], run=3), tokenizer) as (_, visit):
-        page = visit.page
-        await posted(visit)
-        await expect(page.locator("#tokens-per-step")).to_be_visible()
-        await expect(page.locator(".left-out")).to_be_hidden()
-        await page.evaluate(
-            """async () => {
-              const { Timeline } = await import("/dashboard/static/timeline.js");
-              Timeline.prototype.shown = () => [];
-            }"""
-        )
-        await page.click("#span button[data-span='180']")
-        await expect(page.locator(".left-out")).to_have_text("Nothing ran in the last 3 min.")
-        await expect(page.locator("#tokens-per-step")).to_be_hidden()
-        await expect(page.locator("#by-depth")).to_be_visible()
-        await expect(page.locator("[data-tile='Tokens per pass']")).to_be_visible()
 
 
 #: A figure of the page as the page itself writes it.

@@ -121,7 +121,7 @@ def test_a_text_that_others_begin_with_is_not_read_again(alike, monkeypatch) -> 
     pages.pages.check([], free=(), cached=pages.pages.checkpoints)
 
 
-@pytest.mark.parametrize("shape", ["chain4", "8,8"])
+@pytest.mark.parametrize("shape", ["chain4", pytest.param("8,8", marks=pytest.mark.soak)])
 def test_many_texts_that_leave_others_have_four_states_each(pair, monkeypatch, shape) -> None:
     """Up to five are of use to a text: what it keeps for other requests is given up where these are too many."""
     monkeypatch.setattr("tests.same_tokens.models.MAX_SEQS", 24)

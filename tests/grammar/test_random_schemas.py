@@ -16,7 +16,7 @@ from foresay.server.text.grammars import constraint
 from foresay.server.text.grammars.constraint import LlguidanceConstraint
 
 #: Schemas at temperature 1; a quarter of them at 0, where the toy writes the same few words again and again.
-COUNT, GREEDY, TOKENS = 200, 50, 40
+COUNT, GREEDY, TOKENS = 64, 50, 40
 SETTINGS: dict[str, Any] = {"max_seqs": 8, "max_model_len": 80, "kv_tokens": 8 * 80}
 
 

@@ -197,8 +197,11 @@ def directory(request, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.parametrize("shape", [{"draft_tokens": 3}, {"draft_tree": "3,2,1"}, {"draft_tree": "8,8"}, {}], ids=str)
-@pytest.mark.parametrize("vocab", ["auto", "100", "full"])
+@pytest.mark.parametrize(
+    ("vocab", "shape"),
+    [("auto", {"draft_tokens": 3}), ("100", {"draft_tree": "3,2,1"}), ("auto", {}), ("full", {"draft_tree": "8,8"})],
+    ids=str,
+)
 def test_a_draft_model_with_fewer_tokens_changes_no_text(directory, few, vocab, shape, monkeypatch) -> None:
     draft = f"draft_model:{directory / 'draft'}"
     engine = witnessed(build_engine(config(directory / "target", draft, draft_vocab=vocab, max_seqs=4, **shape)))

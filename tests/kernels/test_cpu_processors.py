@@ -119,9 +119,7 @@ def uncompiled(processor: Processor, requests: list[Asked]) -> list[str]:
 
 
 #: One of each kind; the others are for `make soak`.
-KINDS_OF = (
-    "haswell", "znver3", "alderlake", "skylake-avx512", "cascadelake", "znver4", "sapphirerapids", "neoverse-n1",
-)  # fmt: skip
+KINDS_OF = ("haswell", "alderlake", "cascadelake", "sapphirerapids", "neoverse-n1")
 SOME = [name if name in KINDS_OF else pytest.param(name, marks=pytest.mark.soak) for name in PROCESSORS]
 
 
@@ -218,9 +216,10 @@ def failing(monkeypatch: pytest.MonkeyPatch, fails: Callable[[str], bool]) -> No
     monkeypatch.setattr(Processor, "compiled", compile)
 
 
-@pytest.mark.parametrize("gate", ["", "silu"])
-@pytest.mark.parametrize("rounds", [True, False])
-@pytest.mark.parametrize("name", ["skylake-avx512", "cascadelake", "haswell"])
+@pytest.mark.parametrize(
+    ("name", "rounds", "gate"),
+    [("cascadelake", True, "silu"), ("haswell", True, ""), ("skylake-avx512", False, "silu")],
+)
 def test_fewer_rows_at_once_have_the_same_bits(monkeypatch, nothing_kept, name, rounds, gate) -> None:
     made = emulation_of(name)
     monkeypatch.setattr(Processor, "here", classmethod(lambda cls: made))

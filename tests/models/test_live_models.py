@@ -18,7 +18,7 @@ from foresay.server.settings.resolved import BUNDLED
 from tests.checking.pairs import make_model
 from tests.models.switching import MOST_FILES, NAMES, switch
 from tests.models.switching import settings as settings_of
-from tests.server.live import LiveServer, openai_client, status_of
+from tests.server.live import LiveServer, openai_client
 from tests.server.patched import PACED, existing, patched_path
 
 pytestmark = pytest.mark.slow
@@ -82,7 +82,8 @@ async def until_state(url: str, name: str, state: str) -> None:
             await asyncio.sleep(0.02)
 
 
-@pytest.mark.parametrize("switches", [3, pytest.param(7, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("switches", [3, 7])
 async def test_switches_under_load_lose_nothing_and_hold_no_more_each_time(server, switches):
     outcome = await switch(server.process.pid, server.wait_for_url(), switches=switches, clients=4)
     assert len(server.engine_processes()) == 1
@@ -172,26 +173,3 @@ async def test_the_memory_plan_decides_which_models_fit_together(tmp_path):
                 await client.completions.create(model=name, **ASK)
                 assert {one for one, state in (await states(url)).items() if state == "ok"} == loaded, server.output
             assert len(server.engine_processes()) == 2
-
-
-async def test_idle_it_is_unloaded_and_the_next_request_waits_for_it(tmp_path):
-    flags = ("--max-model-len", "256", "--draft", "none", "--threads", "1", "--idle-unload", "1s")
-    with LiveServer(tmp_path / "log", *flags, variables={"PYTHONPATH": patched_path(PACED, tmp_path)}) as server:
-        url = server.wait_for_url()
-        async with openai_client(url) as client:
-            with existing(tmp_path / "slow"):
-                async with await client.completions.create(model="bundled", **LONG | {"max_tokens": 200}) as stream:
-                    await anext(aiter(stream))
-                    full = server.resident_bytes()
-            async with asyncio.timeout(120):
-                while server.engine_processes():
-                    await asyncio.sleep(0.05)
-            async with aiohttp.ClientSession() as session, session.get(f"{url}/health") as response:
-                assert (response.status, (await response.json())["status"]) == (200, "unloaded")
-            assert server.resident_bytes() < 0.8 * full
-            assert await status_of(url, "/ready") == 200
-            assert [model.id async for model in client.models.list()] == ["bundled"]
-            assert (await client.completions.create(model="bundled", **ASK)).usage.completion_tokens == 8
-        assert "unloading, 1 s without a request" in server.output
-        server.terminate()
-        assert await asyncio.to_thread(server.process.wait, 180) == 0

@@ -108,7 +108,7 @@ def test_a_strict_function_is_held_to_its_schema_and_the_text_is_free(form):
     grammar = strict_grammar(form, offer, tokens)
     assert grammar is not None
     called = set()
-    for seed in range(40):
+    for seed in range(24):
         drawn = walked(tokenizer, grammar.text, seed, most=120, liked=tokens[TOOL_FORMATS[form].tags[0]])
         reason, parts, calls = answered(tokenizer, offer, drawn)
         assert len(calls) <= 1

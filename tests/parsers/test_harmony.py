@@ -113,10 +113,7 @@ WORDS = ("final", " to=", "get_weather", "{}", "é🦊", "<|end")
 
 @settings(max_examples=200)
 @given(
-    output=st.lists(
-        st.sampled_from([*CHANNELS.control, ANALYSIS, CALL, NEXT, *WORDS]),
-        max_size=16,
-    ),
+    output=st.lists(st.sampled_from([*CHANNELS.control, ANALYSIS, CALL, NEXT, *WORDS]), max_size=16),
     cuts=st.lists(st.integers(1, 9), max_size=12).map(tuple),
     offered=st.booleans(),
     parallel=st.booleans(),

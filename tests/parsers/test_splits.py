@@ -27,7 +27,7 @@ cuts = st.lists(st.integers(0, 400), max_size=12)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(text=outputs, cuts=cuts, thinks=st.booleans(), opened=st.booleans(), parallel=st.booleans())
 def test_any_split_gives_the_same_parts(family, text, cuts, thinks, opened, parallel):
     tags = THINK if thinks else None
@@ -36,7 +36,7 @@ def test_any_split_gives_the_same_parts(family, text, cuts, thinks, opened, para
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(text=outputs)
 @example(text='<tool_call>{"name": "f", <tool_call>')
 @example(text='{"name": "f"; {')

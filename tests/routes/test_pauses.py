@@ -33,7 +33,10 @@ FIELD_BYTES = 1 << 20
 #: What is not refused alike in every field, before it is decoded.
 IN_FIELDS = ("as many objects as may be", "numbers", "towers", "digits")
 #: Routes that decode what another one does.
-ALIKE = ("/render", "/input_tokens", "/infill", "/apply-template", "/completion", "/compact")
+ALIKE = (
+    "/render", "/input_tokens", "/infill", "/apply-template", "/completion", "/compact", "/count_tokens", "/tokenize",
+    "/api/generate", "/v1/completions", "/completions",
+)  # fmt: skip
 #: Texts that a route would tokenize are kept this short: what that takes is another matter.
 TEXT_BYTES = 1 << 14
 #: 50 ms is the aim on a quiet machine; processor time grows, too, where others use the other half of the core.

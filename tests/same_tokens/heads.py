@@ -26,11 +26,7 @@ from tests.heads.published import make_eagle, make_medusa
 from tests.same_tokens.models import MakeDrafter, Pair
 
 KINDS = ["medusa", "eagle3", "eagle1", "peagle", "dflash", "dspark", "assistant"]
-SHAPES = {
-    "chain": TreeShape.chain(3),
-    "tree": TreeShape((3, 4, 2)),
-    "bush": TreeShape((6, 14, 18, 14)),
-}
+SHAPES = {"chain": TreeShape.chain(3), "tree": TreeShape((3, 4, 2)), "bush": TreeShape((6, 14, 18, 14))}
 
 
 def target_of(pair: Callable[..., Pair], kind: str, family: str = "llama2", *how: Any, **more: Any) -> Pair:

@@ -27,6 +27,7 @@ from foresay.spec.protocols import Drafter
 from foresay.spec.scheduler import Scheduler
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import TreeShape
+from tests.combinations import alternating
 from tests.same_tokens.edits import predicted
 from tests.same_tokens.heads import head_of, whispered
 from tests.same_tokens.models import Pair, engine_of
@@ -36,7 +37,7 @@ from tests.same_tokens.witness import run
 
 MOST = TreeShape.parse("4,6,4,2")
 #: Weights of fp32, and of bf16, which a CPU in fp32 keeps in fp16; and recurrent layers.
-families = pytest.mark.parametrize("family", ["llama2", "qwen3", "qwen3_5"])
+FAMILIES = ["llama2", "qwen3", "qwen3_5"]
 
 
 class Reckless(Budget):
@@ -126,8 +127,7 @@ def assert_mixed(engine: EngineCore) -> None:
     assert sum(count for names, count in budget.made.items() if "+" in names) > 20
 
 
-@families
-@pytest.mark.parametrize("situation", ["alone", "preempted", "back", "with options"])
+@pytest.mark.parametrize(("family", "situation"), alternating(FAMILIES, ["alone", "preempted", "back", "with options"]))
 def test_in_every_situation(pair, family, situation) -> None:
     """Grammars, forks, penalties and all else, too few pages, and pages that one drafter filled and another did not."""
     models = pair(family)
@@ -138,7 +138,7 @@ def test_in_every_situation(pair, family, situation) -> None:
         assert accepted_per_step(texts) > 0.3
 
 
-@families
+@pytest.mark.parametrize("family", FAMILIES)
 def test_as_it_chooses_itself(pair, family) -> None:
     """By costs and chances, in a batch; the drafters, who know the text, draft and pay."""
     models, lengths = pair(family), (9, 20, 17, 33)

@@ -38,6 +38,7 @@ KNOWN = (
     "deepseek_v2",
     "deepseek_v3",
 )
+LOOKUPS = ("ngram", "suffix", "suffix tree")
 MAX_TOKENS = 12
 
 
@@ -51,17 +52,17 @@ def assert_same_tokens(pair: Pair, drafter: str) -> dict[str, Text]:
 
 
 def _cases() -> list:
-    """Each family with eight drafters, another chain and another tree from family to family. Of the others each family
-    has a half, which is slow, and its neighbours the other half, but for mixtures that differ from others in little;
+    """Each family with six drafters, another chain, tree, copy and lookup from family to family. Of the others each has
+    a quarter, which is slow, its neighbours the other quarters, but for mixtures that differ from others in little;
     `make soak` tries the rest."""
     cases = []
     for number, family in enumerate(FAMILIES):
         drafters = [drafter for drafter in DRAFTERS if drafter != "staged chain7" or family not in RECURRENT]
-        turns = (kind[number % len(kind)] for kind in (CHAINS, TREES, SELF))
-        quick = {"ngram", "suffix", "suffix tree", "garbage", "truth", *turns}
+        turns = (kind[number % len(kind)] for kind in (CHAINS, TREES, SELF, LOOKUPS))
+        quick = {"garbage", "truth", *turns}
         others = [drafter for drafter in drafters if drafter not in quick]
         spared = family in KNOWN
-        marks = {d: pytest.mark.soak if spared or (number + n) % 2 else pytest.mark.slow for n, d in enumerate(others)}
+        marks = {d: pytest.mark.soak if spared or (number + n) % 4 else pytest.mark.slow for n, d in enumerate(others)}
         cases += [pytest.param(family, drafter, marks=marks.get(drafter, ())) for drafter in drafters]
     return cases
 

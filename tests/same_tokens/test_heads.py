@@ -25,8 +25,7 @@ def engine_with(pair: Pair, kind: str, shape: str, texts: dict[str, list[int]], 
 
 
 @pytest.mark.parametrize(
-    ("kind", "shape", "situation"),
-    pairwise(KINDS, list(SHAPES), ["alone", "in a batch", "preempted", "back"]),
+    ("kind", "shape", "situation"), pairwise(KINDS, list(SHAPES), ["alone", "in a batch", "preempted", "back"])
 )
 def test_in_every_situation(pair, kind, shape, situation) -> None:
     """Drafts go on from what pages of before know."""

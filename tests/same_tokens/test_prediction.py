@@ -31,8 +31,7 @@ def engine_with(pair: Pair, configured: str, texts: dict[str, list[int]], **chan
 
 
 @pytest.mark.parametrize(
-    ("configured", "situation"),
-    pairwise(CONFIGURED, ["alone", "in a batch", "preempted", "back", "with options"]),
+    ("configured", "situation"), pairwise(CONFIGURED, ["alone", "in a batch", "preempted", "back", "with options"])
 )
 def test_together_with_every_drafter(pair, configured, situation) -> None:
     """All samplings, temperature 0 and 1 among them; chains far beyond the configured shape."""

@@ -64,7 +64,7 @@ def pack_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LoadContext, "packed", once)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_whoever_drafts(qwen_pair, monkeypatch) -> None:
     pack_once(monkeypatch)
     known_costs.give(monkeypatch)

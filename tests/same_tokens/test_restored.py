@@ -20,6 +20,7 @@ from foresay.spec.request import Progress
 from foresay.spec.tree import DraftTree, TreeShape
 from foresay.verifier.heads.paged import EagleHead
 from foresay.verifier.heads.reader import read_mtp
+from tests.combinations import alternating
 from tests.heads.mtp import Mtp
 from tests.same_tokens.heads import KINDS, Whisper, head_of, target_of
 from tests.same_tokens.models import MakeDrafter, Pair, engine_of
@@ -175,11 +176,15 @@ def case(pair, request, tmp_path) -> Case:
     return Case(pair, request.param, tmp_path)
 
 
-cases = pytest.mark.parametrize("case", [*DRAFTERS, *HYBRID[1:]], indirect=True)
+CASES = [*DRAFTERS, *HYBRID[1:]]
+cases = pytest.mark.parametrize("case", CASES, indirect=True)
 
 
-@pytest.mark.parametrize("way", [way if way in QUICK else pytest.param(way, marks=pytest.mark.slow) for way in WAYS])
-@cases
+@pytest.mark.parametrize(
+    ("case", "way"),
+    [*((case, way) for case in CASES for way in QUICK), *alternating(CASES, [way for way in WAYS if way not in QUICK])],
+    indirect=["case"],
+)
 def test_it_drafts_as_on_a_fresh_engine(case: Case, way: str) -> None:
     engine = WAYS[way](case)
     found = case.run(engine, "second")

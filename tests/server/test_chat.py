@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import io
 import os
-import pty
 import re
 import shutil
 import signal
 import stat
 import sys
-import termios
-from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,21 +20,18 @@ from prompt_toolkit.output import DummyOutput
 from rich.console import Console
 
 from foresay import Engine
-from foresay.server.cli import chat, terminal
+from foresay.server.cli import terminal
 from foresay.server.cli.chat import ChatSession
 from foresay.server.cli.generate import drawn, for_people, sampling_params
 from foresay.server.cli.main import main
-from foresay.server.cli.progress import Stages, note
 from foresay.server.cli.serve import answer
 from foresay.server.cli.served import ServedModel
 from foresay.server.cli.terminal import AnswerWriter, LineReader, history_file
 from foresay.server.schemas.tokens import TokenProvenance
 from foresay.server.settings.config import SamplingConfig
 from foresay.server.settings.resolved import BUNDLED
-from foresay.spec.accept import ByDepth
 from foresay.spec.errors import NumericalError
 from tests.server.live import LiveServer
-from tests.server.terminal import Terminal
 
 UP, PASTE, ALT_ENTER, CTRL_C, CTRL_D = "\x1b[A", "\x1b[200~{}\x1b[201~", "\x1b\r", "\x03", "\x04"
 QUESTION = "How many is 2 + 2?"
@@ -83,13 +77,6 @@ def test_what_was_typed_is_there_again_in_the_next_run(keyboard: PipeInput, stat
     assert typed(keyboard, f"{UP}\r") == "one\ntwo"
     assert history_file() == state / "foresay" / "chat_history"
     assert stat.S_IMODE(history_file().stat().st_mode) == 0o600
-
-
-def test_without_a_file_for_the_history_one_talks_all_the_same(
-    keyboard: PipeInput, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")
-    assert typed(keyboard, "one\r") == "one"
 
 
 # -- what is written ---------------------------------------------------------------------------------------------------
@@ -164,10 +151,6 @@ def test_text_is_as_the_model_wrote_it_and_obeyed_by_no_terminal() -> None:
     shown = written(Scripted(["<think>2*3 and 4*5", "</think>", " \x1b[2Jred"]))
     assert shown == "<think>2*3 and 4*5</think> [2Jred"
     assert written(Scripted(["`2*3` *word* (2)*(3)"])) == "2*3 word (2)*(3)"
-
-
-def test_words_are_kept_whole() -> None:
-    assert written(Scripted(["every word ", "is kept ", "whole"]), width=12) == "every word\nis kept\nwhole"
 
 
 def test_tokens_have_the_colour_of_their_drafter_and_a_legend_counts_them() -> None:
@@ -267,47 +250,6 @@ def test_compare_writes_the_last_answer_or_the_next_without_drafts(engine: AnyEn
     assert said()[-1] != "the same text"
 
 
-def test_what_is_typed_meanwhile_appears_neither_while_it_compares_nor_while_it_loads(
-    engine: AnyEngine, said: Said, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is read afterwards. It appeared in the line that shows progress."""
-    reader, writer = pty.openpty()
-    echoes: list[bool] = []
-
-    def noted() -> None:
-        echoes.append(bool(termios.tcgetattr(writer)[3] & termios.ECHO))
-
-    class Watched(Stages):
-        def __call__(self, phase: str, share: float | None = None) -> None:
-            noted()
-
-    class Finder:
-        @staticmethod
-        def find_spec(name: str, *rest: object) -> None:
-            if name == "foresay.server.cli.terminal":  # imports what takes a while
-                noted()
-
-    def stopped(*_: object, **__: object) -> None:
-        noted()
-        raise NumericalError("loaded enough")
-
-    with open(writer, "r+b", buffering=0) as screen, open(reader, "rb"):
-        monkeypatch.setattr(sys, "stdin", screen)
-        monkeypatch.setattr("foresay.server.cli.chat.Stages", Watched)
-        talk = Talk(engine)
-        talk.obey(QUESTION)
-        talk.obey("/compare")
-        monkeypatch.setattr(sys, "stdout", screen)
-        monkeypatch.setattr(sys, "meta_path", [Finder, *sys.meta_path])
-        monkeypatch.delitem(sys.modules, "foresay.server.cli.terminal")
-        monkeypatch.delattr("foresay.server.cli.terminal")
-        monkeypatch.setattr("foresay.server.cli.chat.loaded", stopped)
-        with pytest.raises(NumericalError):
-            chat.chat(SamplingConfig(), Namespace(system=None, url=None, api_key=None, no_server=True, config=None))
-        noted()
-    assert echoes == [False, False, False, True]
-
-
 def test_system_and_new_change_what_is_sent(engine: AnyEngine, said: Said) -> None:
     talk = Talk(engine)
     for line in ("/system Be brief.", QUESTION, "/system", "And 3?", "/new", "And 4?"):
@@ -319,17 +261,6 @@ def test_system_and_new_change_what_is_sent(engine: AnyEngine, said: Said) -> No
     ]
     reported = [line for line in said() if "tokens in" not in line]
     assert reported == ["the system message is set", "there is no system message", "a new conversation"]
-
-
-def test_lines_end_between_words_on_a_terminal_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    monkeypatch.setenv("NO_COLOR", "1")
-    for out, lines in ((Terminal(), 3), (io.StringIO(), 1)):
-        monkeypatch.setattr(sys, "stderr", out)
-        note("/set  " + "words and more " * 6, indent=6)
-        shown = out.getvalue().splitlines()
-        assert len(shown) == lines
-        assert all(line.startswith("      ") and len(line) < 40 for line in shown[1:])
 
 
 @pytest.mark.parametrize(
@@ -393,18 +324,6 @@ def test_where_nothing_drafts_nothing_is_claimed_to(
     assert compared.startswith("nothing drafts here, so there is nothing to compare")
 
 
-@pytest.mark.parametrize(
-    ("depths", "drafts", "said"),
-    [
-        ([3, 1, 1, 0], 13, "of 13 drafts, 23% had 1 token or more accepted, 8% 2 or more, 8% 3 or more"),
-        ([0], 1, "no draft was accepted"),
-        ([], 0, "nothing was drafted"),
-    ],
-)
-def test_how_far_drafts_were_right_is_shown_in_words(depths: list[int], drafts: int, said: str) -> None:
-    assert chat._accepted(ByDepth.of(depths, drafts)) == said
-
-
 def test_a_path_is_a_question_and_bye_leaves(engine: AnyEngine) -> None:
     talk = Talk(engine)
     assert talk.obey("/etc/hosts is what?") and talk.asked
@@ -425,22 +344,6 @@ def test_an_error_ends_an_answer_and_not_the_conversation(said: Said, monkeypatc
     engine.close()  # of the answer that was left
     talk.obey("And 4?")
     assert [message["content"] for message in talk.asked[-1]][::2] == [QUESTION, "And 4?"]
-
-
-def test_the_answer_to_one_prompt_ends_its_lines_between_words_on_a_terminal_alone(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    flags = ["--draft", "none", "--max-model-len", "256", "--dtype", "float32", "--temperature", "0"]
-    asked = ["run", "bundled", "Tell a long story about a fox.", *flags, "--max-tokens", "40"]
-    assert main(asked) == 0
-    answer = capsys.readouterr().out
-    assert len(answer) > 60 and answer.count("\n") == 1
-    monkeypatch.setenv("COLUMNS", "30")
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    assert main(asked) == 0
-    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().out)
-    assert " ".join(answer.split()) in " ".join(shown.split())
-    assert max(map(len, shown.splitlines())) <= 30
 
 
 def test_a_person_gets_what_the_model_recommends_or_what_is_usual(tmp_path: Path) -> None:

@@ -51,5 +51,5 @@ def test_prompts_of_new_lengths_leave_no_memory_behind(tmp_path):
 
 @pytest.mark.slow
 def test_what_loading_needed_is_given_back(tmp_path):
-    make("llama2", tmp_path, hidden_size=1024, intermediate_size=4096, vocab_size=512, num_hidden_layers=6)
+    make("llama2", tmp_path, hidden_size=1024, intermediate_size=4096, vocab_size=512, num_hidden_layers=2)
     assert float(said(["-c", HELD, str(tmp_path)])) < MOST

@@ -119,7 +119,10 @@ LONG: dict[str, Any] = {
 @pytest.mark.skipif("FORESAY_REPLICAS" in os.environ, reason="the engine is a replica's, and another would go on")
 @pytest.mark.parametrize(
     ("number", "cause", "says"),
-    [(signal.SIGKILL, "died", "signal 9.*please send it again"), (signal.SIGSTOP, "hung", "hung")],
+    [
+        (signal.SIGKILL, "died", "signal 9.*please send it again"),
+        pytest.param(signal.SIGSTOP, "hung", "hung", marks=pytest.mark.soak),
+    ],
 )
 async def test_an_engine_killed_or_frozen_in_a_stream_is_started_again(paced_server, folder, number, cause, says):
     url = paced_server.wait_for_url()

@@ -150,7 +150,7 @@ async def undisturbed(setup: Setup, *bodies: dict[str, Any]) -> list[tuple[list[
     return setup.texts[key]
 
 
-@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("killed", [pytest.param(False, marks=pytest.mark.soak), True])
 async def test_what_runs_ends_undisturbed_and_new_requests_wait_for_the_other_model(killed: bool, setup: Setup) -> None:
     [(texts, _)] = await undisturbed(setup, LONG)
     bodies = [LONG, DRAWN, LONG | {"stop": texts[0][len(texts[0]) // 2 :][:40]}]
@@ -170,50 +170,3 @@ async def test_what_runs_ends_undisturbed_and_new_requests_wait_for_the_other_mo
     assert len(setup.server.engine_processes()) == 1
     async with setup.client.get("/dashboard/state") as response:
         assert (await response.json())["snapshot"]["server"]["target"] == str(setup.models[0])
-
-
-@pytest.mark.parametrize("moment", ["checking the files", "packing the target's weights"])
-async def test_a_reload_whose_client_leaves_is_finished_all_the_same(moment: str, setup: Setup) -> None:
-    """Settings, weights and fingerprint are those of one model."""
-    right = await setup.ask(SHORT)
-    async with setup.reloading() as line:
-        while moment != "checking the files" and (await line())["phase"] != moment:
-            pass
-    setup.models.reverse()
-    async with asyncio.timeout(SECONDS):
-        while (await setup.config())["target"] != str(setup.models[0]):
-            await asyncio.sleep(0.05)
-    other = await setup.ask(SHORT)
-    assert other["choices"] != right["choices"] and other["system_fingerprint"] != right["system_fingerprint"]
-    async with setup.reloading() as line:
-        await setup.replaced(line)
-    assert (await setup.ask(SHORT))["choices"] == right["choices"]
-    assert "Task was destroyed" not in setup.server.output and "Traceback" not in setup.server.output
-
-
-async def test_what_does_not_get_ready_changes_nothing(setup: Setup, tmp_path: Path) -> None:
-    right = await undisturbed(setup, LONG)
-    broken = shutil.copytree(setup.models[1], tmp_path / "broken")
-    (broken / "model.safetensors").write_bytes((broken / "model.safetensors").read_bytes()[:-1000])
-    async with streams(setup, LONG) as reading, setup.reloading(target=str(broken)) as line:
-        while (last := await line())["status"] == "loading":
-            pass
-        assert last["status"] == "error" and "model.safetensors" in last["error"]["message"], last
-        assert await asyncio.gather(*reading) == right
-    async with streams(setup, LONG) as reading:
-        assert await asyncio.gather(*reading) == right
-
-
-async def test_a_server_that_ends_meanwhile_finishes_what_runs_and_refuses_what_waits(setup: Setup) -> None:
-    right, [before] = await undisturbed(setup, LONG), setup.server.engine_processes()
-    async with streams(setup, LONG, stopped=before) as reading, setup.reloading() as line:
-        while (await line())["phase"] != "running requests end first":
-            pass
-        waiting = asyncio.create_task(setup.ask(SHORT))
-        await asyncio.sleep(0.5)
-        setup.server.terminate()
-        assert (await waiting)["error"]["code"] == "draining"
-        os.kill(before, signal.SIGCONT)
-        assert await asyncio.gather(*reading) == right
-    assert await asyncio.to_thread(setup.server.process.wait, SECONDS) == 0
-    assert "Traceback" not in setup.server.output

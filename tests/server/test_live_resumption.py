@@ -19,7 +19,7 @@ from bench.soak.clients import LONGEST_LINE, Received, visit
 from bench.soak.requests import SoakRequest
 from foresay.server.engine.generation import EngineStatus, generate
 from foresay.server.engine_process.client import EngineClient
-from foresay.server.schemas.errors import EngineFailed, KillsEngine
+from foresay.server.schemas.errors import KillsEngine
 from foresay.server.settings.config import ServeConfig
 from foresay.spec.request import Delta, Grammar, Request
 from foresay.spec.sampling import SamplingParams
@@ -120,7 +120,7 @@ async def harm(server: LiveServer, client: aiohttp.ClientSession, signals: list[
         await until(lambda engine=engine: len(left := server.engine_processes()) == 1 and left != [engine])
 
 
-HARMS = {"killed": [signal.SIGKILL], "frozen": [signal.SIGSTOP], "killed twice": [signal.SIGKILL, signal.SIGKILL]}
+HARMS = {"killed twice": [signal.SIGKILL, signal.SIGKILL], "frozen": [signal.SIGSTOP]}
 
 
 @pytest.fixture(scope="module")
@@ -243,9 +243,9 @@ async def test_killed_again_and_again_and_in_a_prompt(engine: EngineClient, fold
     prompt = [5 + number % 900 for number in range(700)]
     right, _ = await written(engine, Request(id="right", prompt=prompt, params=PARAMS))
     with existing(folder / "slow"):
-        killed, last = await written(engine, Request(id="killed", prompt=prompt, params=PARAMS), kills=(10, 50, 90))
+        killed, last = await written(engine, Request(id="killed", prompt=prompt, params=PARAMS), kills=(10, 60))
     assert killed == right
-    assert last.ending is not None and len(last.ending.resumed) == 3
+    assert last.ending is not None and len(last.ending.resumed) == 2
     right, _ = await written(engine, Request(id="again", prompt=prompt[::-1], params=PARAMS))
     resumed: list[int] = []
     async with asyncio.timeout(SECONDS):
@@ -283,23 +283,6 @@ async def test_a_request_hit_each_time_before_it_has_begun_is_no_suspect(
     assert last.ending is not None and last.ending.resumed == [0, 0, 0]
 
 
-async def test_four_engines_are_enough(engine: EngineClient, folder: Path) -> None:
-    with existing(folder / "slow"), pytest.raises(EngineFailed, match="max-resumes"):
-        await written(engine, Request(id="one", prompt=[5, 6], params=PARAMS), kills=(5, 30, 60, 90))
-    await asyncio.wait_for(engine.until_ready(), SECONDS)  # for the next test
-
-
-async def test_a_grammar_is_led_along(engine: EngineClient, folder: Path) -> None:
-    grammar = Grammar(text='start: /[a-f]{3,5}/ (" " /[a-f]{3,5}/){60}')
-    params = SamplingParams(max_tokens=400, temperature=1.0, seed=3)
-    request = Request(id="right", prompt=[5, 6, 7], params=params, grammar=grammar)
-    right, _ = await written(engine, request)
-    request.id = "killed"
-    with existing(folder / "slow"):
-        assert (await written(engine, request, kills=(30,)))[0] == right
-    assert len(right) > 100
-
-
 #: An engine process that ends in the step in which a prompt with this token is read.
 KILLER = """
 import os, sys
@@ -323,14 +306,11 @@ def dying_engines(dies: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     patch_engines(KILLER.replace("DIES", dies), folder, monkeypatch)
 
 
-@pytest.mark.parametrize(
-    ("dies", "cause"), [("os._exit(3)", "exit status 3"), ("raise RuntimeError('a bug')", "RuntimeError: a bug")]
-)
 async def test_a_prompt_that_the_engine_dies_of_takes_nobody_along(
-    dies: str, cause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dying_engines(dies, tmp_path, monkeypatch)
-    await dies_of_a_prompt(EngineClient(ServeConfig(max_seqs=8, max_model_len=1024)), cause)
+    dying_engines("os._exit(3)", tmp_path, monkeypatch)
+    await dies_of_a_prompt(EngineClient(ServeConfig(max_seqs=8, max_model_len=1024)), "exit status 3")
 
 
 async def test_an_engine_that_computes_for_ever_is_noticed_by_its_kernels(

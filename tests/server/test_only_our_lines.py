@@ -6,8 +6,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -34,25 +32,6 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokens["tokenizer.ggml.tokens"][-3:] = ["t", "1", "i"]
     convert(root, root / "large.gguf", all_of("F16"), tokens)
     return root / "large.gguf"
-
-
-def ran(*words: str) -> subprocess.CompletedProcess[str]:
-    """A command as a user runs it, who writes "i" and leaves."""
-    command = [sys.executable, "-m", "foresay.server.cli.main", *words]
-    return subprocess.run(command, input="i\n", capture_output=True, text=True, check=True)
-
-
-def test_a_check_prints_its_report(file: Path) -> None:
-    done = ran("check", str(file), *FLAGS)
-    assert done.stderr == ""
-    head, *findings, verdict = done.stdout.splitlines()
-    assert head.startswith(str(file)) and verdict.startswith("This pair can work")
-    assert all(re.match(r"ok    \S| {10}", line) for line in findings), done.stdout
-
-
-def test_a_chat_prints_two_lines_and_its_answers(file: Path) -> None:
-    done = ran("chat", str(file), *FLAGS, "--max-tokens", "2")
-    assert re.fullmatch(rf"{re.escape(str(file))}, .*\n/help .*\n", done.stderr)
 
 
 def test_a_server_prints_its_start_and_its_end(file: Path, tmp_path: Path) -> None:

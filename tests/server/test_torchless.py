@@ -20,7 +20,7 @@ ASK: Any = {"model": "bundled", "messages": [{"role": "user", "content": "Tell a
 SHAPE: Any = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "integer"}}}
 
 
-@pytest.mark.parametrize("draft", ["auto", f"{BUNDLED / 'draft'},ngram", "medusa"])
+@pytest.mark.parametrize("draft", ["auto"])
 async def test_a_server_that_has_answered_never_imported_it(draft, tmp_path) -> None:
     with LiveServer(tmp_path / "log", "--draft", draft, "--max-model-len", "256") as server:
         async with openai_client(server.wait_for_url()) as client:

@@ -22,8 +22,12 @@ LENGTHS = (9, 2, 17)
 SHAPES = {"chain": TreeShape.chain(4), "tree": TreeShape((3, 4, 2))}
 
 
+#: What others do alike: `make soak` tries them.
+ALIKE = ("eagle1", "peagle", "dflash")
+
+
 @pytest.mark.parametrize(("shape", "max_seqs"), [pytest.param("chain", 1, marks=pytest.mark.soak), ("tree", 3)])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.soak] * (kind in ALIKE)) for kind in KINDS])
 def test_heads_in_captured_steps(pair, tmp_path, kind, shape, max_seqs) -> None:
     models = target_of(pair, kind, layers=3)
     jobs = jobs_of(models.vocab_size, LENGTHS, 16)

@@ -76,7 +76,6 @@ def ready(
         pytest.param("draft_model", "3,2,1", False, 6, marks=pytest.mark.soak),
         ("eagle3", "3,2,1", True, 3),
         pytest.param("ngram", "1,1,1", True, 6, marks=pytest.mark.soak),
-        ("auto", None, True, 2),
         pytest.param("auto", None, True, 6, marks=pytest.mark.soak),
     ],
 )

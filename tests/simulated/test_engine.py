@@ -67,8 +67,6 @@ def texts(engine: EngineCore) -> dict[str, list[int]]:
         pytest.param("auto", "3,2,1", True, marks=pytest.mark.soak),
         ("none", None, True),
         pytest.param("suffix,eagle3,draft_model", None, True, marks=pytest.mark.soak),
-        ("tests.same_tokens.customs:Random", "3,2,1", False),
-        ("tests.same_tokens.customs:Rubbish", "3,2,1", False),
         ("tests.same_tokens.customs:Reading", "3,2,1", False),
     ],
 )

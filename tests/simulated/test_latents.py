@@ -7,7 +7,7 @@ import torch
 
 from foresay.spec.tree import ROOT_ONLY, TreeShape
 from foresay.verifier.graphs.runner import GraphStepRunner
-from tests.same_tokens.captured import captured_engine, copy, draft_model, run_freely
+from tests.same_tokens.captured import captured_engine, copy, run_freely
 from tests.same_tokens.models import Pair, make_pair
 from tests.same_tokens.runs import assert_same, jobs_of, plain
 from tests.same_tokens.test_directories import config
@@ -29,7 +29,7 @@ def both(tmp_path_factory) -> tuple[Pair, Pair]:
     return made, there(made)
 
 
-@pytest.mark.parametrize(("make", "shape"), [(None, ROOT_ONLY), (copy, TREE), (draft_model, TREE)])
+@pytest.mark.parametrize(("make", "shape"), [(None, ROOT_ONLY), (copy, TREE)])
 def test_the_same_tokens(both, make, shape) -> None:
     made, moved = both
     jobs = jobs_of(made.vocab_size, (9, 2, 17, 33), 24)
@@ -55,7 +55,7 @@ def test_a_step_waits_once_and_is_launched_once(both, drafts) -> None:
 def test_nothing_is_compiled_while_a_server_answers(both, monkeypatch) -> None:
     """The heads' products, joined queries and keys, and attention among what is compiled before."""
     build_there(monkeypatch)
-    settings = config(both[0].directory, str(both[0].draft_directory), max_seqs=2, max_model_len=160, kv_tokens=1200)
+    settings = config(both[0].directory, "none", max_seqs=2, max_model_len=160, kv_tokens=1200)
     kernels = "head_tiles", "join_latent_rows", "tree_partials", "chunk_rows"
     with ready(settings, monkeypatch, *kernels) as (engine, late):
         serve(engine, 2)

@@ -42,9 +42,7 @@ LENGTHS = (9, 1, 17, 33)
         ("qwen3_moe", "copy"),
         ("glm4_moe", "none"),
         ("gpt_oss", "copy"),
-        ("qwen3_5_moe", "copy"),
-        ("deepseek_v3", "copy"),
-        ("gemma4_moe", "copy"),
+        *(pytest.param(each, "copy", marks=pytest.mark.soak) for each in ("qwen3_5_moe", "deepseek_v3", "gemma4_moe")),
     ],
 )
 def test_the_same_tokens_and_as_many_experts(pair, family, drafter) -> None:
@@ -134,7 +132,7 @@ def test_memory_is_locked_as_long_as_a_tensor_is_in_it(monkeypatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "quantize"), [("qwen3_moe", None), ("gpt_oss", None), ("qwen3_moe", "int4")])
+@pytest.mark.parametrize(("family", "quantize"), [("qwen3_moe", None), ("qwen3_moe", "int4")])
 def test_experts_on_the_host_change_no_token(pair, family, quantize, monkeypatch) -> None:
     """Of one layer. The others' are laid out some rows at a time too; a step waits once."""
     settings = config(pair(family).directory, "none", max_seqs=2, max_model_len=160, kv_tokens=1200, quantize=quantize)
@@ -153,7 +151,7 @@ def test_experts_on_the_host_change_no_token(pair, family, quantize, monkeypatch
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("away", [False, True])
+@pytest.mark.parametrize("away", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_nothing_is_compiled_while_a_server_answers(pair, away, monkeypatch) -> None:
     build_there(monkeypatch)
     settings = config(pair("qwen3_moe").directory, "none", max_seqs=2, max_model_len=160, kv_tokens=1200)

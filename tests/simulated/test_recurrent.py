@@ -47,15 +47,7 @@ def both(pair) -> tuple[Pair, Pair]:
 
 @pytest.mark.parametrize(
     ("family", "drafter"),
-    [
-        ("qwen3_5", "none"),
-        ("qwen3_5", "copy"),
-        ("qwen3_5", "dense"),
-        ("qwen3_5", "recurrent"),
-        ("qwen3_5", "truth"),
-        ("lfm2", "copy"),
-        ("falcon_h1", "copy"),
-    ],
+    [("qwen3_5", "dense"), ("qwen3_5", "recurrent"), ("qwen3_5", "truth"), ("lfm2", "copy"), ("falcon_h1", "copy")],
 )
 def test_the_same_tokens(pair, family, drafter) -> None:
     """Steps are captured whole, except with drafters on the host, and a draft model with states of its own. Texts come
@@ -145,9 +137,7 @@ def test_texts_run_on_where_state_pages_are_few(pair, max_seqs, monkeypatch) -> 
         assert_same(plain(made.target, jobs), run_freely(engine, jobs, careful=True))
 
 
-@pytest.mark.parametrize(
-    ("drafts", "max_seqs"), [(False, 1), (True, 1), (True, 4)], ids=["plain", "drafts", "four at once"]
-)
+@pytest.mark.parametrize(("drafts", "max_seqs"), [(False, 1), (True, 2)], ids=["plain", "two at once"])
 def test_a_step_waits_once_and_launches_no_more(pair, both, drafts, max_seqs) -> None:
     """A graph, and two copies to the device: the state pages of the step, and how far trees may grow."""
     _, moved = both
@@ -162,19 +152,19 @@ def test_a_step_waits_once_and_launches_no_more(pair, both, drafts, max_seqs) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("draft", ["none", "auto", "mtp", "suffix", "draft_model"])
+@pytest.mark.parametrize("draft", ["mtp", pytest.param("auto", marks=pytest.mark.soak)])
 def test_engines_as_a_server_builds_them(both, draft, monkeypatch) -> None:
     made, _ = both
     jobs = [replace(job, arrives=3 * number) for number, job in enumerate(jobs_of(300, (9, 70, 33, 1), 16))]
-    texts, where = plain(made.target, jobs), draft.replace("draft_model", str(made.draft_directory))
+    texts = plain(made.target, jobs)
     build_there(monkeypatch)
-    settings = config(made.directory, where, max_seqs=2)
+    settings = config(made.directory, draft, max_seqs=2)
     with simulated():
         engine = build_engine(settings)
         for _ in range(2):  # the second time prefixes are there
             assert_same(texts, run_freely(engine, jobs))
         assert engine.prefix is not None and engine.prefix.hits
-    assert isinstance(engine.runner, GraphStepRunner) == (draft != "draft_model")
+    assert isinstance(engine.runner, GraphStepRunner)
     kept = cast(ModelRunner, engine.runner.verifier).store.states
     assert kept is not None and "recurrent states" in engine.info.memory
     planned = state_bytes(made.target.config, *state_pages(settings, True))

@@ -49,6 +49,7 @@ from tests.simulated.graph import captured
 from tests.spec.grammars import Automaton
 from tests.verifier.reading import load_decoder
 
+soak = pytest.mark.soak
 TOKENS, PAGE_SIZE, LEVELS = 2048, 16, 4
 #: Of a tree whose levels are all worth drafting, and its rows to be verified.
 WORTH = replace(OPEN.limited(LEVELS), price=Price(0.0, [0.0] * OPEN.nodes, LEVELS))
@@ -185,13 +186,10 @@ def elsewhere(moved: Callable[[str], Pair]) -> Pair:
         ("none", ROOT_ONLY, False, 1, ONCE),
         ("none", ROOT_ONLY, False, 8, ONCE),
         ("draft_model", TreeShape.chain(LEVELS), False, 1, ONCE),
-        ("draft_model", WORTH, False, 1, ONCE),
         ("draft_model", WORTH, False, 4, ONCE),
-        ("draft_model", TreeShape.chain(LEVELS), False, 8, ONCE),
-        ("draft_model", WORTH, False, 16, ONCE._replace(copies=2)),  # some text has a new page
+        pytest.param("draft_model", WORTH, False, 16, ONCE._replace(copies=2), marks=soak),  # some text has a new page
         ("eagle3", WORTH, False, 1, ONCE),
-        ("assistant", WORTH, False, 1, ONCE),
-        ("assistant", TreeShape.chain(LEVELS), False, 4, ONCE),
+        ("assistant", TreeShape.chain(LEVELS), False, 2, ONCE),
         ("draft_model", WORTH, True, 1, ONCE._replace(copies=2)),  # what was found too
     ],
 )
@@ -219,7 +217,7 @@ ASKED: dict[str, tuple[dict[str, Any], tuple[int, int], tuple[int, int]]] = {
 }
 
 
-@pytest.mark.parametrize(("drafts", "max_seqs"), [(False, 1), (True, 1), (True, 2)])
+@pytest.mark.parametrize(("drafts", "max_seqs"), [(False, 1), pytest.param(True, 1, marks=soak), (True, 2)])
 def test_what_requests_ask_is_the_same_step(elsewhere, drafts, max_seqs) -> None:
     """Of one text of several too."""
     with simulated():
@@ -241,8 +239,7 @@ def test_what_requests_ask_is_the_same_step(elsewhere, drafts, max_seqs) -> None
         ("none", ROOT_ONLY, False),
         ("draft_model", WORTH, True),
         ("draft_model", TreeShape.chain(LEVELS), False),
-        ("eagle3", TreeShape.chain(LEVELS), False),
-        ("assistant", TreeShape.chain(LEVELS), False),
+        *(pytest.param(each, TreeShape.chain(LEVELS), False, marks=soak) for each in ("eagle3", "assistant")),
     ],
 )
 def test_prompts_with_texts_are_the_same_step(pair, moved, tmp_path: Path, draft, shape, extra) -> None:

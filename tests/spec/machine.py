@@ -94,12 +94,7 @@ class Machine:
     of all. news: of the budget. alone: how many steps the guard measured."""
 
     def __init__(
-        self,
-        prices: Prices,
-        right: float,
-        measured: Prices | None = None,
-        choosing: float = 0.0,
-        hidden: float = 0.0,
+        self, prices: Prices, right: float, measured: Prices | None = None, choosing: float = 0.0, hidden: float = 0.0
     ) -> None:
         self.hidden, self.news, self.alone = hidden, list[str](), 0
         self.prices, self.true, self.choosing, self.dice = prices, prices.curve(), choosing, random.Random(1)

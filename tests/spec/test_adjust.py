@@ -114,8 +114,7 @@ def differing(name: str, shape: tuple[int, ...], skill: float, **options: Any) -
 
 
 @pytest.mark.parametrize(
-    ("name", "drafted"),
-    alternating(list(OPTIONS), [((), 0.0), ((1,) * 5, 0.9), ((4, 4), 0.0), ((3, 3, 2, 2), 0.9)]),
+    ("name", "drafted"), alternating(list(OPTIONS), [((), 0.0), ((1,) * 5, 0.9), ((4, 4), 0.0), ((3, 3, 2, 2), 0.9)])
 )
 def test_the_same_tokens_with_any_drafter(name: str, drafted: tuple[tuple[int, ...], float]) -> None:
     shape, skill = drafted

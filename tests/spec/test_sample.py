@@ -149,7 +149,7 @@ def test_small_rows_with_many_ties_draw_what_the_spelled_out_filters_draw(vocab_
         assert sample(logits, sampling, noise).tolist() == expected, name
 
 
-@pytest.mark.parametrize(("vocab_size", "rows"), [(97, 64), (4096, 64), (49152, 24), (151936, 9)])
+@pytest.mark.parametrize(("vocab_size", "rows"), [(97, 64), (4096, 32), (49152, 9), (151936, 4)])
 def test_a_row_draws_the_same_alone_and_anywhere_in_a_batch(vocab_size: int, rows: int) -> None:
     generator = torch.Generator().manual_seed(vocab_size)
     logits = (torch.randn(rows, vocab_size, generator=generator) * 2.5).bfloat16().float()
@@ -160,13 +160,13 @@ def test_a_row_draws_the_same_alone_and_anywhere_in_a_batch(vocab_size: int, row
         alone = torch.cat([sample(logits[i : i + 1], sampling, noise[i : i + 1]) for i in range(rows)])
         assert torch.equal(alone, together), name
         assert torch.equal(sample(logits[elsewhere], sampling, noise[elsewhere]), together[elsewhere]), name
-        for size in (2, 3, 5, 8):
+        for size in (2, 3, rows - 1):
             start = int(torch.randint(rows - size + 1, (1,), generator=generator))
             part = slice(start, start + size)
             assert torch.equal(sample(logits[part], sampling, noise[part]), together[part]), (name, size)
 
 
-@pytest.mark.parametrize(("vocab_size", "rows"), [(97, 64), (4096, 64), (49152, 24), (151936, 9)])
+@pytest.mark.parametrize(("vocab_size", "rows"), [(97, 64), (4096, 12), (49152, 6), (151936, 3)])
 def test_a_decision_on_the_edge_falls_the_same_way_anywhere_in_a_batch(vocab_size: int, rows: int) -> None:
     """top-p is set to the very mass of the tokens likelier than a row's winner: the last bit of a sum decides."""
     generator = torch.Generator().manual_seed(vocab_size)

@@ -95,12 +95,7 @@ def test_the_oldest_prompt_goes_first_and_the_next_takes_what_is_left() -> None:
     harness.run()
     parts = [[(len(part.tokens), part.logits) for part in rows] for rows in harness.verifier.passes]
     # b joins a's last chunk, then a decodes while b's prompt is finished; one row of the eight is never a root.
-    assert parts == [
-        [(8, "none")],
-        [(3, "last"), (6, "none")],
-        [(1, "all"), (5, "last")],
-        [(1, "all")],
-    ]
+    assert parts == [[(8, "none")], [(3, "last"), (6, "none")], [(1, "all"), (5, "last")], [(1, "all")]]
 
 
 @pytest.mark.parametrize("shape", [(), (1,) * 4, (3, 2, 1), (8, 8)])

@@ -27,7 +27,7 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(
-    "kind", ["draft_model", *(pytest.param(kind, marks=pytest.mark.soak) for kind in ("eagle3", "medusa"))]
+    "kind", ["medusa", *(pytest.param(kind, marks=pytest.mark.soak) for kind in ("eagle3", "draft_model"))]
 )
 def test_killed_again_and_again_it_ends_with_the_same_weights(target, prompts, tmp_path, kind) -> None:
     """While texts are written, between steps, and at every file of the finished model."""

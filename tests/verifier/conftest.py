@@ -10,6 +10,7 @@ import torch
 
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.ops.kernels.cpu.jit import Processor
+from tests.combinations import pairwise
 from tests.kernels.emulated import emulation_of
 from tests.verifier.faked_hub import cache as cache
 from tests.verifier.faked_hub import hub as hub
@@ -41,6 +42,21 @@ def by_processor(one: Sequence[Any], other: Sequence[Any]) -> list[Any]:
     ]
 
 
+def by_pairs(names: str, *parameters: Sequence[Any]) -> pytest.MarkDecorator:
+    """Cases of a processor and of these, of which any two values meet; `make soak` tries the others."""
+    cases = pairwise(PROCESSORS, *parameters)
+    return pytest.mark.parametrize(f"processor, {names}", cases, ids=str, indirect=["processor"])
+
+
+class Narrow(Processor):
+    """This one with registers of 8 numbers: what AVX-VNNI has, in the words of AVX512-VNNI, which runs here."""
+
+    wide = False
+
+    def key_of(self, *parts: str) -> str:
+        return super().key_of("narrow", *parts)
+
+
 def lesser(kind: str) -> Processor:
     """This processor, or what of it a lesser one would have; plain: what every one of its kind has. narrow: with
     registers of 8 numbers."""
@@ -49,10 +65,8 @@ def lesser(kind: str) -> Processor:
         return emulation_of(kind)
     if kind == "plain":
         return Processor("x86-64" if here.is_x86 else "generic", "")
-    if kind == "narrow":  # what AVX-VNNI has, in the words of AVX512-VNNI, which runs here
-        made = Processor(here.name, here.features)
-        made.__dict__["wide"] = False
-        return made
+    if kind == "narrow":
+        return Narrow(here.name, here.features)
     without = {
         "here": (),
         "without bf16": ("avx512bf16",),

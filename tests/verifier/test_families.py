@@ -175,8 +175,7 @@ def test_of_a_model_of_texts_and_images_the_texts_part_is_loaded(tmp_path, famil
     assert torch.equal(narrow, Reader(load_decoder(tmp_path / "whole", FP32, quantize="int8")).alone(tokens))
 
 
-@pytest.mark.parametrize("scatter", [False, True], ids=["in_a_row", "scattered"])
-@pytest.mark.parametrize("page_size", [16, 32])
+@pytest.mark.parametrize(("page_size", "scatter"), [(16, True), (32, False)], ids=["scattered", "in_a_row"])
 @pytest.mark.parametrize(("name", "dtype"), EVERY_KIND)
 def test_a_trees_rows_have_the_bits_of_their_paths_run_alone(family, name, dtype, page_size, scatter) -> None:
     rng = random.Random(page_size + scatter)

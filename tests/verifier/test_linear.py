@@ -13,9 +13,8 @@ from foresay.verifier.model.linear import Linear
 from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.kernels.cpu.launch import recording
 from foresay.verifier.ops.records import Gate
-from tests.combinations import pairwise
 from tests.simulated.device import DEVICE, simulated
-from tests.verifier.conftest import PROCESSORS, by_processor
+from tests.verifier.conftest import by_pairs, by_processor
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 #: in, out: narrow, odd, the widths of a tiny model, of many terms.
@@ -55,9 +54,7 @@ def differing(linear: Linear, x: Tensor, counts: tuple[int, ...]) -> list[int]:
     return [n for n, parts in pieces.items() if any(not torch.equal(linear(x[p].clone()), whole[p]) for p in parts)]
 
 
-@pytest.mark.parametrize("kept", [None, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
-@everywhere
+@by_pairs("dtype, shape, bias, kept", DTYPES, SHAPES, [False, True], [None, torch.bfloat16, torch.float16])
 def test_it_multiplies(processor, shape, dtype, bias, kept) -> None:
     linear, weight, offset = layer_of(shape, dtype, bias, kept)
     assert (linear.in_features, linear.out_features) == shape
@@ -73,12 +70,7 @@ def test_it_multiplies(processor, shape, dtype, bias, kept) -> None:
         assert torch.allclose(linear(x).double(), expected, atol=max(4e-5, 8 * eps), rtol=2 * eps)
 
 
-@pytest.mark.parametrize(
-    ("processor", "dtype", "shape", "kept", "gated"),
-    pairwise(PROCESSORS, DTYPES, SHAPES, [None, torch.bfloat16, torch.float16], ["", *STEPS]),
-    ids=str,
-    indirect=["processor"],
-)
+@by_pairs("dtype, shape, kept, gated", DTYPES, SHAPES, [None, torch.bfloat16, torch.float16], ["", *STEPS])
 def test_a_row_has_the_same_bits_at_any_count(processor, shape, dtype, kept, gated) -> None:
     linear, _, _ = layer_of((shape[0], 2 * shape[1]), dtype, True, kept, gated)
     assert differing(linear, rows_of(shape, dtype), COUNTS) == []
@@ -97,9 +89,7 @@ def test_a_recording_multiplies_what_there_is_when_it_runs(processor, shape, dty
     assert torch.equal(result, expected)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(64, 96), (50, 66), (576, 3072)], ids=str)
-@pytest.mark.parametrize("gated", STEPS)
+@by_pairs("gated, shape, dtype", list(STEPS), [(64, 96), (50, 66), (576, 3072)], DTYPES)
 def test_the_gate_rounds_as_a_step_of_its_own(processor, gated, shape, dtype) -> None:
     linear, weight, offset = layer_of(shape, dtype, True, gated=gated)
     x = 3 * rows_of(shape, dtype, 9)
@@ -110,8 +100,7 @@ def test_the_gate_rounds_as_a_step_of_its_own(processor, gated, shape, dtype) ->
         torch.testing.assert_close(linear.gated(x), expected, rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize("gated", ["", *STEPS])
-@pytest.mark.parametrize("kept", DTYPES, ids=str)
+@by_pairs("kept, gated", DTYPES, ["", *STEPS])
 def test_a_weight_is_packed_as_it_is(processor, kept, gated) -> None:
     for shape in ((64, 64), (50, 34), (33, 200)):
         linear, weight, offset = layer_of(shape, torch.float32, True, kept, gated)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import product
 
 import pytest
 import torch
@@ -14,7 +15,6 @@ from foresay.verifier.model_runner import ModelRunner
 from foresay.verifier.ops.kernels import linear
 from foresay.verifier.probe import _CHUNKS as CHUNKS
 from foresay.verifier.probe import probe
-from tests.combinations import pairwise
 from tests.same_tokens import mutations
 from tests.verifier.families import make
 from tests.verifier.reading import Reader, load_decoder, random_tokens
@@ -77,7 +77,7 @@ def test_it_says_where_rows_differ(family, monkeypatch, damage, where) -> None:
 #: enough.
 SHAPES = [(64, 160, 3, 4), (288, 768, 6, 6), (320, 1280, 3, 5), (576, 1536, 1, 9)]
 WIDE, WIDEST = (2048, 4096, 1, 16), (4096, 2048, 1, 32)
-MADE = [torch.float32, torch.bfloat16]
+NAMES, MADE = ("llama2", "mistral", "qwen2", "qwen3"), [torch.float32, torch.bfloat16]
 #: Numbers of rows that are held against the probe's word: of small steps, of trees, of chunks and beyond.
 NUMBERS = [1, 2, 5, 6, 7, 13, 33, 64, 100, 257]
 
@@ -86,7 +86,8 @@ NUMBERS = [1, 2, 5, 6, 7, 13, 33, 64, 100, 257]
 @pytest.mark.parametrize(
     ("name", "shape", "dtype"),
     [
-        *pairwise(["llama2", "mistral", "qwen2", "qwen3"], SHAPES, MADE),
+        *((name, shape, dtype) for name, shape in zip(NAMES, SHAPES, strict=True) for dtype in MADE),
+        *(pytest.param(*each, marks=pytest.mark.soak) for each in product(NAMES, SHAPES, MADE)),
         ("llama2", WIDE, torch.bfloat16),
         pytest.param("llama2", WIDE, torch.float32, marks=pytest.mark.soak),
         *(pytest.param("llama2", WIDEST, dtype, marks=pytest.mark.soak) for dtype in MADE),

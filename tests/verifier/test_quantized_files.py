@@ -329,7 +329,7 @@ ONE_BY_ONE = [
 @pytest.mark.parametrize(
     ("kind", "family"),
     [
-        *alternating(["gptq", "gptq order", "awq", "fp8 blocks"], ONE_BY_ONE),
+        *((("gptq", "gptq order", "awq", "fp8 blocks")[at % 4], family) for at, family in enumerate(ONE_BY_ONE)),
         *((kind, "glm4_moe_lite") for kind in ("fp8 blocks", "pack-quantized 4", "float-quantized channel")),
     ],
 )

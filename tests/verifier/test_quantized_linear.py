@@ -19,9 +19,9 @@ from foresay.verifier.ops.kernels.cpu.integer_product import IntegerShape
 from foresay.verifier.ops.kernels.cpu.jit import Processor
 from foresay.verifier.ops.kernels.cpu.launch import recording
 from foresay.verifier.ops.quantized import QuantizedMatrix, packed, unpacked
-from tests.combinations import pairwise
+from tests.combinations import alternating, pairwise
 from tests.simulated.device import DEVICE, simulated
-from tests.verifier.conftest import EMULATED, PROCESSORS, by_processor
+from tests.verifier.conftest import EMULATED, PROCESSORS, by_pairs, by_processor
 from tests.verifier.quantized_weights import E2M1, KINDS, STEPPED, matrix_of
 from tests.verifier.test_linear import COUNTS, DTYPES, STEPS, differing, rows_of
 
@@ -194,8 +194,7 @@ def test_what_is_not_of_whole_numbers_is_multiplied_as_it_is(kind) -> None:
     assert torch.equal(Linear(matrix, rounds=True)(x), Linear(matrix)(x))
 
 
-@pytest.mark.parametrize("gated", ["silu", "relu2"])
-@pytest.mark.parametrize("kind", [*KINDS, *STEPPED])
+@by_pairs("kind, gated", [*KINDS, *STEPPED], ["silu", "relu2"])
 def test_the_gate_rounds_as_a_step_of_its_own(processor, kind, gated) -> None:
     shape = (192, 100)
     matrix, x = matrix_of(shape, kind), rows_of(shape, torch.bfloat16, 9)
@@ -204,7 +203,7 @@ def test_the_gate_rounds_as_a_step_of_its_own(processor, kind, gated) -> None:
     torch.testing.assert_close(found, wanted, rtol=2e-2, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("processor", "kind"), alternating(PROCESSORS, list(KINDS)), indirect=["processor"])
 def test_a_recording_multiplies_what_there_is_when_it_runs(processor, kind) -> None:
     linear, x = Linear(matrix_of((128, 33), kind), None, torch.bfloat16), rows_of((128, 33), torch.bfloat16, 8)
     later, expected = torch.full_like(x, torch.nan), linear(x)
@@ -215,9 +214,7 @@ def test_a_recording_multiplies_what_there_is_when_it_runs(processor, kind) -> N
     assert torch.equal(result, expected)
 
 
-@pytest.mark.parametrize("gated", ["", "silu"])
-@pytest.mark.parametrize("compute", DTYPES, ids=str)
-@pytest.mark.parametrize("kind", [*KINDS, *STEPPED])
+@by_pairs("kind, compute, gated", [*KINDS, *STEPPED], DTYPES, ["", "silu"])
 def test_a_weight_is_packed_as_it_is(processor, kind, compute, gated) -> None:
     for shape in ((64, 64), (192, 34), (128, 200)):
         matrix, offset = matrix_of(shape, kind), bias_of(shape)
@@ -269,8 +266,7 @@ def test_rows_are_parts_of_a_matrix() -> None:
     assert torch.equal(matrix[rows].plain(), matrix.plain()[rows])
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("kind", ["int4", "int4 zeros", "int8 groups"])
+@by_pairs("kind, dtype", ["int4", "int4 zeros", "int8 groups"], DTYPES)
 def test_groups_may_be_of_numbers_in_any_order(processor, kind, dtype) -> None:
     """As act-order leaves them: numbers that belong to a group are brought together, inputs with them."""
     side_by_side, x = matrix_of((192, 34), kind), rows_of((192, 34), dtype, 21)

@@ -17,8 +17,7 @@ from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.kernels.cpu.launch import recording
 from foresay.verifier.ops.records import HeadNorms, Norm, Rotation, SplitKSums
 from foresay.verifier.ops.rows import add_norm, embed, finish_logits, gate_heads, gate_inputs, layer_inputs, norm
-from tests.combinations import pairwise
-from tests.verifier.conftest import PROCESSORS
+from tests.verifier.conftest import by_pairs
 from tests.verifier.reading import threads
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -39,12 +38,7 @@ def assert_rows_are_independent(op: Callable[[Tensor], Tensor], x: Tensor) -> No
         assert torch.equal(op(x[:count].clone()), alone[:count]), f"among {count} rows"
 
 
-@pytest.mark.parametrize(
-    ("processor", "wide", "width", "dtype", "count"),
-    pairwise(PROCESSORS, [False, True], [16, 100, 576, 4096], DTYPES, [1, 3]),
-    ids=str,
-    indirect=["processor"],
-)
+@by_pairs("wide, width, dtype, count", [False, True], [16, 100, 576, 4096], DTYPES, [1, 3])
 def test_norm(processor, wide, width, dtype, count) -> None:
     x, weight = noise(ROWS, width, dtype=dtype), noise(width, dtype=torch.float32 if wide else dtype)
     with threads(count):
@@ -100,13 +94,11 @@ def test_the_reference_norms_as_torch_does(dtype, biased, centred, wide) -> None
     )
 
 
-@pytest.mark.parametrize("wide", [False, True], ids=["weight", "weight of fp32"])
-@pytest.mark.parametrize(("biased", "centred"), WAYS)
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16], ids=str)
-@pytest.mark.parametrize("width", [100, 4096])
-def test_kernels_norm_as_the_reference_does(processor, width, dtype, biased, centred, wide) -> None:
+@by_pairs("width, dtype, kind, wide", [100, 4096], [*DTYPES, torch.float16], WAYS, [False, True])
+def test_kernels_norm_as_the_reference_does(processor, width, dtype, kind, wide) -> None:
     """Up to a rounding that falls the other way; and each row as if it were alone."""
-    x, how = noise(ROWS, width, dtype=dtype) + 3.0, way(width, biased, centred, torch.float32 if wide else dtype)
+    x, (biased, centred) = noise(ROWS, width, dtype=dtype) + 3.0, kind
+    how = way(width, biased, centred, torch.float32 if wide else dtype)
     with threads(3):
         result = norm(x, how)
         with references():
@@ -125,9 +117,7 @@ def test_a_mean_far_from_zero_takes_no_digits(dtype) -> None:
     torch.testing.assert_close(norm(x, how).double(), in_torch_s_words(x, how), rtol=rounded, atol=1e-4)
 
 
-@pytest.mark.parametrize("how", ["none", "rms", "layer"])
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16], ids=str)
-@pytest.mark.parametrize("width", [16, 100])
+@by_pairs("width, dtype, how", [16, 100], [*DTYPES, torch.float16], ["none", "rms", "layer"])
 def test_a_share_of_a_branch_is_added(processor, width, dtype, how) -> None:
     """Rounded before that, as transformers does it; then the norm of the sum, if any, as of any row."""
     x, y = noise(ROWS, width, dtype=dtype), noise(2, ROWS, width, dtype=dtype)[1]
@@ -172,15 +162,12 @@ def of_layers(layers: int, width: int, dtype: torch.dtype, stored: torch.dtype) 
     return product, table, torch.arange(ROWS) * 7 % 50, Norm(1 + 0.3 * noise(width), 1e-6)
 
 
-@pytest.mark.parametrize("shape", INPUTS, ids=str)
-@pytest.mark.parametrize(
-    ("dtype", "stored"),
-    [(each, each) for each in (*DTYPES, torch.float16)] + [tuple(DTYPES), tuple(DTYPES[::-1])],
-    ids=str,
+@by_pairs(
+    "shape, dtypes", INPUTS, [(each, each) for each in (*DTYPES, torch.float16)] + [tuple(DTYPES), tuple(DTYPES[::-1])]
 )
-def test_what_layers_read_of_a_token_and_its_embedding(processor, shape, dtype, stored) -> None:
+def test_what_layers_read_of_a_token_and_its_embedding(processor, shape, dtypes) -> None:
     """In the words of transformers; the table's numbers are rounded to what is computed in. Each row as if alone."""
-    layers, width = shape
+    (layers, width), (dtype, stored) = shape, dtypes
     factors = 64**-0.5, float(torch.tensor(width**0.5).to(dtype))
     product, table, tokens, how = of_layers(layers, width, dtype, stored)
     result = layer_inputs(product, dtype, table, tokens, how, factors)
@@ -201,8 +188,7 @@ def test_what_layers_read_of_a_token_and_its_embedding(processor, shape, dtype, 
         )
 
 
-@pytest.mark.parametrize("shape", INPUTS, ids=str)
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16], ids=str)
+@by_pairs("shape, dtype", INPUTS, [*DTYPES, torch.float16])
 def test_gates_of_what_a_layer_reads(processor, shape, dtype) -> None:
     """Of this layer and no other; each row as if it were alone."""
     layers, width = shape
@@ -253,12 +239,7 @@ def test_norm_of_the_heads_of_each_row(heads, dtype, count) -> None:
         assert_rows_are_independent(lambda part: norm(part[:, :-2], how), x)
 
 
-@pytest.mark.parametrize(
-    ("processor", "width", "dtype", "count"),
-    pairwise(PROCESSORS, [7, 256, 1000], [*DTYPES, torch.float16], [1, 3]),
-    ids=str,
-    indirect=["processor"],
-)
+@by_pairs("width, dtype, count", [7, 256, 1000], [*DTYPES, torch.float16], [1, 3])
 def test_heads_are_gated(processor, width, dtype, count) -> None:
     """As attention's output times the sigmoid of a product, step by step; far gates are open or shut."""
     both = torch.cat((noise(ROWS, width, dtype=dtype), 4 * noise(ROWS, width, dtype=dtype).flip(0)), dim=1)
@@ -312,9 +293,7 @@ def parts_of(rotation: Rotation, part: slice) -> Rotation:
     return Rotation(cos[part], sin[part], None if factor is None else factor[part])
 
 
-@pytest.mark.parametrize(
-    ("processor", "case", "count"), pairwise(PROCESSORS, ROTATIONS, [1, 3]), ids=str, indirect=["processor"]
-)
+@by_pairs("case, count", ROTATIONS, [1, 3])
 def test_rotation(processor, case, count) -> None:
     """As the reference has it; keys and values in their slots, and each row as if it were alone."""
     heads, dtype, kind, factor = case
@@ -338,12 +317,7 @@ def test_rotation(processor, case, count) -> None:
             assert all(torch.equal(a[0], b[row]) for a, b in zip(turned(slice(row, row + 1)), found, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("processor", "heads", "dtype", "stored"),
-    pairwise(PROCESSORS, [(4, 2, 64), (9, 3, 16), (3, 1, 24)], [*DTYPES, torch.float16], STORED),
-    ids=str,
-    indirect=["processor"],
-)
+@by_pairs("heads, dtype, stored", [(4, 2, 64), (9, 3, 16), (3, 1, 24)], [*DTYPES, torch.float16], STORED)
 def test_keys_and_values_are_quantised_as_the_reference_says(processor, heads, dtype, stored) -> None:
     """Bit by bit: zeros, tiny, huge and wide heads, and such that hold no numbers, too; and each row as if alone."""
     queries, groups, dim = heads
@@ -369,13 +343,12 @@ def test_keys_and_values_are_quantised_as_the_reference_says(processor, heads, d
         assert all(torch.equal(a[0], b[row]) for a, b in zip(kept(slice(row, row + 1)), found, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("processor", "heads", "dtype", "alike", "stored"),
-    pairwise(
-        PROCESSORS, [(4, 2, 64), (8, 1, 512), (3, 1, 24)], [*DTYPES, torch.float16], [False, True], [None, *STORED]
-    ),
-    ids=str,
-    indirect=["processor"],
+@by_pairs(
+    "heads, dtype, alike, stored",
+    [(4, 2, 64), (8, 1, 512), (3, 1, 24)],
+    [*DTYPES, torch.float16],
+    [False, True],
+    [None, *STORED],
 )
 def test_values_are_normalised_and_may_be_the_product_of_keys(processor, heads, dtype, alike, stored) -> None:
     """Keys twice in the product have the same bits; values are those of a norm without weight; and of rows of queries
@@ -415,11 +388,9 @@ def test_values_are_normalised_and_may_be_the_product_of_keys(processor, heads, 
 FINISHED = [(0.25, None), (1.0, 30.0), (6.0, 5.0)]
 
 
-@pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("width", [7, 5003])
-@pytest.mark.parametrize(("scale", "cap"), FINISHED)
-def test_logits_are_scaled_and_then_capped(processor, scale, cap, width, count) -> None:
-    x = noise(ROWS, width)
+@by_pairs("case, width, count", FINISHED, [7, 5003], [1, 3])
+def test_logits_are_scaled_and_then_capped(processor, case, width, count) -> None:
+    x, (scale, cap) = noise(ROWS, width), case
     wanted = x.double() * scale
     wanted = wanted if cap is None else cap * (wanted / cap).tanh()
     with references():

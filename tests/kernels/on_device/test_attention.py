@@ -173,10 +173,10 @@ def test_more_than_one_split(length, whole_splits, device) -> None:
 
 def test_rows_of_several_tiles_have_the_same_bits_block_by_block(device, monkeypatch) -> None:
     bench = Bench(1, 3, 64, 16, EXACT, device)
-    tree = bench.sequence(580, 30)
+    tree = bench.sequence(580, 24)
     by_splits = run(bench, [tree])
     monkeypatch.setattr(kernels, "FINE_TILED", 1024)
-    assert kernels.most_partials(30, 3, 1, 640) == 30 * 3 * (10 + kernels.TAILS)
+    assert kernels.most_partials(24, 3, 1, 640) == 24 * 3 * (10 + kernels.TAILS)
     assert torch.equal(run(bench, [tree]), by_splits)
 
 
@@ -184,7 +184,7 @@ def test_rows_of_several_tiles_have_the_same_bits_block_by_block(device, monkeyp
 def test_slots_that_are_looked_up_once_give_the_same_bits(window, device) -> None:
     """Of trees that begin anywhere in a block, and of padding."""
     bench = Bench(1, 2, 64, 16, EXACT, device)
-    sequences = [bench.sequence(length, nodes) for length, nodes in ((0, 3), (126, 5), (30, 0), (1085, 40))]
+    sequences = [bench.sequence(length, nodes) for length, nodes in ((0, 3), (126, 5), (30, 0), (1085, 9))]
     query, keys, values, rows = bench.lay_out(sequences, padding=2)
     found = attend(query, keys, values, rows, window=window)
     rows.tails = kernels.tail_slots(rows)
@@ -204,13 +204,13 @@ def turning(bench: Bench, rows: int, segments: int) -> tuple[Tensor | SplitKSums
 
 #: Committed positions and nodes of texts whose trees go past a block's end, one also past a split's; with few nodes,
 #: since a program of the merge has one head.
-TREES, SMALL_TREES = [(0, 1), (61, 9), (20, 0), (570, 12)], [(0, 1), (62, 5), (20, 0), (126, 3)]
+TREES, SMALL_TREES = [(0, 1), (61, 7), (20, 0), (573, 6)], [(0, 1), (63, 4), (20, 0), (127, 2)]
 
 
 #: Groups and heads of each, their width, segments of the product, texts, and options.
 ROTATED: list[tuple[int, int, int, int, list[tuple[int, int]], dict[str, Any]]] = [
-    (1, 3, 64, 0, [(70, 64)], {}),
-    (1, 4, 128, 2, TREES, {"whole_splits": True}),
+    (1, 2, 64, 0, [(110, 30)], {}),
+    (1, 3, 128, 2, TREES, {"whole_splits": True}),
     (2, 1, 64, 3, TREES, {"window": 50, "softcap": 1.5, "sinks": True}),
     (1, 66, 32, 4, SMALL_TREES, {"whole_splits": False}),
     (2, 2, 16, 2, TREES, {"first": 0}),
@@ -219,10 +219,10 @@ ROTATED: list[tuple[int, int, int, int, list[tuple[int, int]], dict[str, Any]]] 
 
 @pytest.mark.parametrize(("case", "once"), alternating(ROTATED, [False, True]))
 def test_partials_that_rotate_give_the_same_bits(case, once, device) -> None:
-    """And leave the same keys and values; of trees in which paths cross a block's end, and a chain of 64."""
+    """And leave the same keys and values; of trees in which paths cross a block's end, and a chain."""
     groups, group, width, segments, texts, options = case
     bench = Bench(groups, group, width, 16, EXACT, device)
-    trees = [bench.sequence(length, nodes, reach=1 if nodes == 64 else 4) for length, nodes in texts]
+    trees = [bench.sequence(length, nodes, reach=1 if nodes == 30 else 4) for length, nodes in texts]
     query, keys, values, rows = bench.lay_out(trees)
     assert any(tree.length // 64 < (tree.length + len(tree.path(len(tree.query) - 1)) - 1) // 64 for tree in trees[:2])
     product, rotation = turning(bench, len(query), segments)
