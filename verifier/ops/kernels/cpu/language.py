@@ -9,8 +9,8 @@ until it is stored or summed, so a kernel's work on a row is one loop over it, v
     a store    of a whole block: afterwards the block is what was stored
     a barrier  what was loaded before it is saved before its memory is stored to
 
-The subset: no branch depends on a run-time number, half types are only converted, sums run along the last axis, and
-with vectors loads and stores are contiguous. Everything else is refused when a kernel is written.
+The subset: no branch on a run-time number, loops (``tl.range``) that change only what is stored or ``updated``, half
+types only converted, sums along the last axis, with vectors contiguous memory. All else is refused when it is written.
 """
 
 from __future__ import annotations
