@@ -180,7 +180,9 @@ def table(report: dict[str, Any], config: BenchConfig, compared: bool) -> list[s
         lines.append("  ".join([f"{first:<{widths[0]}}", *rest]))
     if compared:
         return [*lines, *_choice(report, config)]
-    return [*lines, f"accepted by depth: {ways[0].on.accepted_by_depth}", _gain(ways[0])]
+    if drafted := ways[0].on:
+        lines += [f"accepted by depth: {drafted.accepted_by_depth}"] * any(drafted.drafted_per_depth)
+    return [*lines, _gain(ways[0])]
 
 
 def _head(report: dict[str, Any]) -> str:

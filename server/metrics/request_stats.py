@@ -63,6 +63,7 @@ class RequestStats:
         self.temperature, self.seed = request.params.temperature, request.params.seed
         self.began = shared.clock()
         self.ended: float | None = None
+        self._final: RequestSummary | None = None
         self.finish_reason: str | None = None
         self.read_tokens = 0 if self.leads else self.prompt_tokens
         self.cached_tokens = 0
@@ -152,9 +153,11 @@ class RequestStats:
 
     def summary(self) -> RequestSummary:
         """The request in numbers, rounded as in the response's ``metrics``, so that both are shown as the same."""
+        if self._final is not None:  # the page asks for those of many requests each second
+            return self._final
         seconds = (self._shared.clock() if self.ended is None else self.ended) - self.began
         counts, per_step, drafted = self._counts, self._counts.tokens_per_step, self._counts.drafted
-        return from_counts(
+        shown = from_counts(
             RequestSummary,
             self,
             started=self.began,
@@ -171,6 +174,8 @@ class RequestStats:
             acceptance_rate=round(counts.accepted / drafted, 4) if drafted else None,
             tokens_per_step=per_step and round(per_step, 4),
         )
+        self._final = None if self.ended is None else shown
+        return shown
 
     @property
     def runs(self) -> int:

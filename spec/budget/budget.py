@@ -167,9 +167,9 @@ class Budget(Observer):
             self._looking.took(chosen, total - chosen, right / len(trees) - self._beyond)
         if self._weighing.now:
             self._weighing.took(chosen, total - chosen)
-        seconds = trace.seconds.get("propose", 0.0)
+        seconds, tried = trace.seconds.get("propose", 0.0), self.why is not None and self.why.probe
         for name, member in self._models.items() if seconds else ():
-            if member.tries > _KNOWN and trace.number % _SAMPLED:
+            if member.tries > _KNOWN and trace.number % _SAMPLED and not tried:
                 continue
             pairs = [(part, tree) for tree in trees for part in tree.parts or (tree,) if part.drafter == name]
             if levels := max([part.levels for part, _ in pairs], default=0):
@@ -206,7 +206,8 @@ class Budget(Observer):
         for name in self.wall.off:
             self.wall.explain(name, sequences)
         self.leader.news, self.looks, self._since = "", False, self._since + 1
-        if self.timed and self.pinned is None and self.guard.due():
+        self.guard.now, may = False, self.timed and self.pinned is None and any(one.drafts for one in sequences)
+        if may and self.guard.due():
             self._weighing.now = self._looking.now = False
             return nothing
         planned = self.wall.ask(_CHOICE, self._choose, sequences)
@@ -223,10 +224,10 @@ class Budget(Observer):
 
     def _choose(self, sequences: Sequence[SequenceState]) -> list[Plan]:
         able = [sequence for sequence in sequences if sequence.drafts]
-        self._running = {sequence.id for sequence in able}
         if not able:
             self.why, self._weighing.now, self._looking.now = None, False, False
             return [NO_PLAN] * len(sequences)
+        self._running = {sequence.id for sequence in able}
         paused = self._standing.ways and self.guard.paused(self._standing.ways[0].model)
         weighs = self._weighing.due() or not self.timed or paused or not self._standing.lasts(able)
         looks = self._looking.due() or not self.timed or any(one.prediction for one in able)

@@ -31,8 +31,9 @@ RESTING = 100
 #: Priors: the expected tree, the chance of its first level, and how many trees they count as, so that bad luck in the
 #: first ones does not make a model rest; and the weight of a new tree later.
 GUESS, _FIRST, _TREES, _MOVED = ExpectedTree(1.0, 4.0, 2.0), 0.55, 4, 0.02
-#: As how many accepted nodes of trees it counts that these bring what their chances add up to.
-_AS_CLAIMED = 32.0
+#: As how many accepted nodes of trees it counts that these bring what their chances add up to, and how much of what
+#: trees showed is forgotten with each chain: else one that lost to chains would never be tried again.
+_AS_CLAIMED, _FADED = 32.0, 0.01
 #: How much of a step's weight in a text's pace remains after one more step: the last ten count most, or one lucky step
 #: would set it; and how many steps it begins with.
 _PACE_KEPT, _BEGUN = 0.9, 4.0
@@ -127,10 +128,10 @@ class Member:
         known, first = len(tree.chances) == len(tree), self.first
         if known:
             first, brings = _below_root(tree), sum(tree.chances[1:])
-            if self.grows(part):
-                self.came += accepted - _MOVED * (self.came - _AS_CLAIMED)
-                expected = brings * claims.chance(first) / first if first else 0.0
-                self.claimed += expected - _MOVED * (self.claimed - _AS_CLAIMED)
+            expected = brings * claims.chance(first) / first if first else 0.0
+            kept, right, claimed = (_MOVED, accepted, expected) if self.grows(part) else (_FADED, 0.0, 0.0)
+            self.came += right - kept * (self.came - _AS_CLAIMED)
+            self.claimed += claimed - kept * (self.claimed - _AS_CLAIMED)
         claims.saw(first, accepted > 0)
         if self.grows(part):
             self._trees += 1

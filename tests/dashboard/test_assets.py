@@ -48,7 +48,9 @@ async def test_every_file_has_its_type_and_is_sent_once(tokenizer):
             assert other.status == 200
 
 
-@pytest.mark.parametrize("name", ["nothing.js", "..%2f__init__.py", "../assets.py", "%2e%2e/feed.py", "main.js%00"])
+@pytest.mark.parametrize(
+    "name", ["nothing.js", "..%2f__init__.py", "../assets.py", "%2e%2e/feed.py", "main.js%00", "main.js%2f", "a" * 300]
+)
 async def test_there_is_nothing_else(tokenizer, name):
     async with served(ScriptedEngine([END]), tokenizer) as client:
         assert (await client.get(STATIC + name)).status == 404

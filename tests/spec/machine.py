@@ -135,7 +135,7 @@ class Machine:
         emitted = [FIRST] * (1 + accepted)
         self.one.tokens += emitted
         trace = StepTrace(
-            number=0, rows=rows, sequences=1, prefill_rows=0, drafted=rows - 1, accepted=accepted,
+            number=len(self.rates), rows=rows, sequences=1, prefill_rows=0, drafted=rows - 1, accepted=accepted,
             emitted=len(emitted), seconds=phases | {"plan": choosing, "mask": hidden},
         )  # fmt: skip
         scheduled = ScheduledSequence(self.one, 0, plan.shape, plan=plan)

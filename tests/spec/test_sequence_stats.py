@@ -12,12 +12,21 @@ from foresay.spec.budget.budget import Budget
 from foresay.spec.budget.cost import DraftCost
 from foresay.spec.budget.members import GUESS, OPEN, Member
 from foresay.spec.budget.plan import Plan
+from foresay.spec.sequence import SequenceState
 from foresay.spec.step import ScheduledSequence, VerifyResult
 from foresay.spec.trace import StepTrace
 from foresay.spec.tree import DraftTree, TreeShape
 from tests.drafters.test_combined import LOOKED, MODEL, Parrot, sequence
 
+CHAIN = DraftTree.chain([7, 3], "model", (1.0, 0.5))
 STEP = StepTrace(number=0, rows=1, sequences=1, prefill_rows=0, drafted=0, accepted=0, emitted=0, seconds={})
+
+
+class Chained(Parrot):
+    """Drafts chains."""
+
+    def chain_chances(self, sequence: SequenceState, levels: int) -> list[float]:
+        return [0.5**depth for depth in range(1, levels + 1)]
 
 
 class Steps:
@@ -121,3 +130,17 @@ def test_bad_luck_in_the_first_trees_is_not_the_end_and_a_model_that_is_never_ri
         free.step([3, 1], 1)
         free.one.limit += 2
     assert expected() > 0.7 * begun
+
+
+def test_what_trees_showed_is_forgotten_while_chains_are_drafted(free: Steps) -> None:
+    """They are compared again some day."""
+    free.step([9], 0)
+    claims, member = free.budget._cases["s"].claims["model"], free.model
+    for _ in range(60):
+        member.saw(MODEL, MODEL, 0, claims)
+    lost = member.came / member.claimed
+    assert lost < 0.95
+    member._chains = Chained("model", CHAIN)
+    for _ in range(200):
+        member.saw(CHAIN, CHAIN, 1, claims)
+    assert member.came / member.claimed > 1 - (1 - lost) / 3
