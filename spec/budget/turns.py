@@ -4,8 +4,8 @@ from __future__ import annotations
 
 #: How far one time moves the average of what it takes, a shorter one (the first is slow), and of what it brings.
 _MOVED, _SHORTER = 1 / 16, 1 / 4
-#: By how much the wait for the next time grows, and the first of them; how much more of the time it may take until a
-#: text's first.
+#: By how much the wait for the next time grows, and the first of them; how much more of the time it may take at the
+#: beginning of a text.
 _GROWN, _FIRST, _SOONER = 2.0, 0.5, 10.0
 
 
@@ -37,4 +37,5 @@ class Turns:
 
     def begin(self) -> None:
         """Do it soon, and soon again."""
-        self._left, self._wait = min(self._left, self.part / (_SOONER * self._share)), 0.0
+        self._wait = self.part / (_SOONER * self._share)
+        self._left = min(self._left, self._wait)

@@ -316,8 +316,8 @@ def test_where_looking_is_dear_and_vain_a_model_drafts_on_as_planned() -> None:
     repeated = [why is before for before, why in pairwise(whys)]
     assert sum(repeated[30:]) > 20
     assert budget._cases[one.id].pace(1.0) > 1.5, "what comes of it still tells the pace"
-    for count in range(4):  # of these no look can be due, each would be planned as the one before
-        one.limit = len(one.tokens) + 5 - count
+    for fewer in range(4):  # of these no look can be due, each would be planned as the one before
+        one.limit = len(one.tokens) + 5 - fewer
         (plan,) = budget.plan([one])
         assert plan.shape.levels <= one.most_levels
     both = budget.plan([one, replace(one, id="other", tokens=[1, 7], limit=10_000)])
