@@ -29,17 +29,21 @@ def test_in_vain_it_takes_its_share_of_the_time(share: float, brought: float) ->
     assert 0.0003 * len(run(turns, 3000, 0.0003, brought)) == pytest.approx(3.0 * share, rel=0.2)
 
 
-@pytest.mark.parametrize(("again", "done"), [("brings", [0, 1, 2]), ("begin", [0, 1, 3])])
-def test_something_right_and_another_text_begin_again(again: str, done: list[int]) -> None:
+def test_something_right_brings_it_back_at_once() -> None:
     turns = Turns(0.002)
-    run(turns, 3000, 0.00001)
-    if again == "brings":
-        while not turns.due():
-            pass
-        turns.took(0.0003, 0.001, 8.0)
-    else:
-        turns.begin()
-    assert run(turns, len(done) + ("begin" in again), 0.0003) == done
+    run(turns, 3000, 0.0003)
+    while not turns.due():
+        pass
+    turns.took(0.0003, 0.001, 8.0)
+    assert run(turns, 3, 0.0003) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("seconds", "done"), [(0.00001, [0, 2, 6, 14]), (0.0003, [15, 46, 108, 232])])
+def test_with_another_text_it_begins_again_the_sooner_the_less_it_takes(seconds: float, done: list[int]) -> None:
+    turns = Turns(0.002)
+    run(turns, 3000, seconds)
+    turns.begin()
+    assert run(turns, 240, 0.0003)[:4] == done
 
 
 def test_short_texts_one_after_the_other_do_not_take_much_more() -> None:
