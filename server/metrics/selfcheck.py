@@ -112,7 +112,7 @@ async def plain_tokens(rerun: Generation, length: int) -> list[int]:
 
 
 #: Answers that wait to be checked; the oldest are dropped if there are more.
-MOST_ANSWERS = 16
+MOST_ANSWERS = 64
 #: How long no request has come before a re-run starts, so that it does not run between two requests of one client.
 QUIET_SECONDS = 0.5
 #: A re-run interrupted this often is given up.

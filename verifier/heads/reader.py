@@ -151,6 +151,11 @@ def _with_parts(node: Layer, prefix: str, files: HeadTensors) -> Layer:
 def _products(files: HeadTensors, config: HeadConfig, target: Decoder) -> Iterator[Product]:
     """Those outside layers."""
     hidden, width, there = config.layer.hidden_size, target.config.hidden_size, files.tensors
+    if hidden != width and TOKENS not in there:
+        raise WeightsError(
+            f"{files.where}: embed_tokens.weight is missing, and the target's is {width} wide where the head is "
+            f"{hidden}"
+        )
     count = 2 if config.generation == 1 else len(config.names)
     stored = tuple(there["fc.weight"].shape) if "fc.weight" in there else ()
     if stored and stored[0] == hidden and stored[1] != count * width:
@@ -162,11 +167,6 @@ def _products(files: HeadTensors, config: HeadConfig, target: Decoder) -> Iterat
         yield Product(MIXES, {MIXES: hidden}, count * width, "fusion_bias" in config.flags or "fc.bias" in there)
     if TOKENS in there:
         yield Product(_EMBED, {_EMBED: target.config.vocab_size}, hidden)
-    elif hidden != width:
-        raise WeightsError(
-            f"{files.where}: embed_tokens.weight is missing, and the target's is {width} wide where the head is "
-            f"{hidden}"
-        )
     if LM_HEAD in there:
         yield Product(HEAD, {HEAD: config.draft_vocab}, hidden)
     if config.markov is not None:
