@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import random
 import math
+import random
 
 import numpy as np
 import pytest
