@@ -180,8 +180,8 @@ def table(report: dict[str, Any], config: BenchConfig, compared: bool) -> list[s
         lines.append("  ".join([f"{first:<{widths[0]}}", *rest]))
     if compared:
         return [*lines, *_choice(report, config)]
-    if drafted := ways[0].on:
-        lines += [f"accepted by depth: {drafted.accepted_by_depth}"] * any(drafted.drafted_per_depth)
+    if any(ways[0].on.drafted_per_depth):
+        lines.append(f"accepted by depth: {ways[0].on.accepted_by_depth}")
     return [*lines, _gain(ways[0])]
 
 
