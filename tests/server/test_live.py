@@ -29,26 +29,6 @@ from tests.server.wire import until
 MODEL = "bundled"
 
 
-async def test_an_answer_names_the_seed_that_repeats_it(client):
-    ask: dict[str, Any] = {"model": MODEL, "prompt": "The old king", "max_tokens": 16}
-    first = await client.completions.create(**ask)
-    again = await client.completions.create(**ask, seed=first.choices[0].seed)
-    assert again.choices[0].text == first.choices[0].text
-
-
-async def test_a_stop_string_inside_the_text(client):
-    ask: dict[str, Any] = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 40, "temperature": 0}
-    whole = (await client.completions.create(**ask, extra_body={"return_token_ids": True})).choices[0]
-    for begin in (3, len(whole.text) // 2):
-        stop = whole.text[begin : begin + 5]
-        cut = await client.completions.create(**ask, stop=stop, extra_body={"return_token_ids": True})
-        choice = cut.choices[0]
-        assert choice.text == whole.text[: whole.text.index(stop)]
-        assert (choice.finish_reason, choice.stop_reason) == ("stop", stop)
-        assert choice.token_ids == whole.token_ids[: len(choice.token_ids)]
-        assert cut.usage.completion_tokens == len(choice.token_ids) == cut.usage.total_tokens - cut.usage.prompt_tokens
-
-
 async def test_the_text_is_the_same_however_it_is_drafted(client):
     """And no draft is deeper than requested; auto may choose (tests/same_tokens has all)."""
     ask: dict[str, Any] = {"model": MODEL, "prompt": "Once upon a time there was", "max_tokens": 40, "seed": 4}
