@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-ASK: dict[str, Any] = {"model": "bundled", "input": "Tell me a story about a fox.", "extra_body": {"seed": 3}}
 LAST = ("response.completed", "response.incomplete", "response.failed", "error")
 
 

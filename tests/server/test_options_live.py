@@ -11,12 +11,6 @@ import pytest
 MODEL = "bundled"
 PROMPT = "Once upon a time there was a fox"
 ASK: dict[str, Any] = {"model": MODEL, "prompt": PROMPT, "max_tokens": 12, "seed": 3}
-CHAT: dict[str, Any] = {
-    "model": MODEL,
-    "messages": [{"role": "user", "content": "Tell me a story about a fox."}],
-    "max_tokens": 12,
-    "seed": 3,
-}
 IDS = {"return_token_ids": True, "ignore_eos": True}
 
 
