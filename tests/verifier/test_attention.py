@@ -1,4 +1,4 @@
-"""The attention op against its definition, and a row's bits in a tree against the same row alone."""
+"""The attention op against its definition, and a row's bits in chunks (in trees: test_attention_company.py)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from foresay.verifier.forward_batch import ForwardBatch
 from foresay.verifier.model.config import KVShape
 from foresay.verifier.model.forward import attended
 from foresay.verifier.model.nodes import Attention
-from tests.combinations import alternating
 from tests.poison import poison_store
 from tests.verifier.reading import random_parents, scattered, threads
 
@@ -128,46 +127,6 @@ def test_it_is_softmax_attention_over_a_rows_path(bench) -> None:
             assert (result[node].double() - wanted).abs().max() < (1e-5 if bench.dtype is torch.float32 else 0.02), (
                 f"base {base}, path {path}"
             )
-
-
-#: Contexts of a few blocks and of many: additions over blocks have many orders only when there are many.
-CONTEXTS = (5, 75, 150, 330, 1010)
-
-
-@pytest.mark.parametrize(
-    ("bench", "count"),
-    alternating(
-        [
-            Bench(width=64, pages=80),
-            Bench(width=64, pages=80, group=3, groups=3),
-            Bench(width=16, pages=80, group=3, groups=1, scatter=True),
-            Bench(width=80, pages=80, group=1, groups=2, window=200),
-            Bench(width=128, pages=40, group=4, page_size=32, dtype=torch.bfloat16),
-            Bench(width=16, pages=1100, page_size=1),
-            Bench(width=64, pages=300, page_size=4, scatter=True),
-        ],
-        [3, 1],  # threads
-    ),
-    ids=str,
-)
-def test_a_row_has_the_same_bits_in_a_tree_and_alone(bench, count) -> None:
-    with threads(count):
-        for base in CONTEXTS:
-            alike_in_a_tree(bench, base)
-
-
-def alike_in_a_tree(bench: Bench, base: int, nodes: int = 64) -> None:
-    """Every row of a random tree behind so many tokens has the bits that it has alone, its path committed."""
-    keys, values, query = case_of(bench, base, nodes)
-    tree = bench.tree(nodes, bench.rng.choice((1, 3, 64)))
-    table = bench.text(keys, values)
-    table.commit(base)
-    in_tree = bench.attend(Rows.of_tree(table, tree), query)
-    table.release()
-    for node, path in enumerate(paths_of(tree)):
-        seen = [*range(base), *(base + ancestor for ancestor in path)]
-        alone = bench.row_alone(keys[seen], values[seen], query[node])
-        assert torch.equal(in_tree[node], alone), f"base {base}, path {path}"
 
 
 @pytest.mark.parametrize("count", [1, 3], ids=["one_thread", "three_threads"])

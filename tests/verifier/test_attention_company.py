@@ -21,10 +21,11 @@ from tests.kernels.paged import Bench, Sequence, kept
 from tests.verifier.conftest import PROCESSORS
 
 SCALE = 0.3
-#: kv heads, query heads of each, head dim, dtype: whole vectors and not, pairs of bf16 and not.
+#: kv heads, query heads of each, head dim, page size, dtype: whole vectors and not, pairs of bf16 and not.
 SHAPES = [
-    (3, 3, 64, torch.bfloat16), (2, 1, 32, torch.bfloat16), (1, 7, 128, torch.bfloat16), (2, 4, 48, torch.bfloat16),
-    (2, 2, 64, torch.float32), (1, 5, 20, torch.float32), (2, 2, 64, torch.float16),
+    (3, 3, 64, 16, torch.bfloat16), (2, 1, 32, 4, torch.bfloat16), (1, 7, 128, 32, torch.bfloat16),
+    (2, 4, 48, 16, torch.bfloat16), (2, 2, 64, 1, torch.float32), (1, 5, 20, 16, torch.float32),
+    (2, 2, 64, 16, torch.float16),
 ]  # fmt: skip
 #: What keys and values are quantised to.
 STORED = [None, torch.int8, torch.float8_e4m3fn]
@@ -40,12 +41,11 @@ everywhere = pytest.mark.parametrize(
     indirect=["processor"],
 )
 #: Committed tokens and nodes: short; over the ends of blocks and of spans; more rows than are put together.
-SIZES = [(0, 3), (5, 1), (250, 9), (511, 2), (600, 16), (300, 40)]
+SIZES = [(0, 3), (5, 1), (250, 9), (511, 2), (600, 16), (300, 64), (1010, 4)]
 
 
-def bench(shape: tuple[int, int, int, torch.dtype]) -> Bench:
-    groups, group, width, dtype = shape
-    return Bench(groups, group, width, dtype=dtype)
+def bench(shape: tuple[int, int, int, int, torch.dtype]) -> Bench:
+    return Bench(*shape)
 
 
 def attended(
@@ -72,7 +72,7 @@ def test_it_is_what_the_reference_says(processor, shape, stored, options) -> Non
     made = bench(shape)
     sequences = [made.sequence(*size) for size in SIZES]
     trees, chunks, both = (made.lay_out(sequences, padding=3, chain=chain) for chain in (False, True, False))
-    both[3].is_prefill = torch.tensor([0, 1] * 3, dtype=torch.int32)
+    both[3].is_prefill = torch.tensor([0, 1, 0, 1, 0, 1, 0], dtype=torch.int32)
     close = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 3e-2 if stored else 1.6e-2}[shape[-1]]
     for laid_out in (trees, chunks, both):
         result = attended(laid_out, stored, **options)

@@ -204,7 +204,7 @@ def turning(bench: Bench, rows: int, segments: int) -> tuple[Tensor | SplitKSums
 
 #: Committed positions and nodes of texts whose trees go past a block's end, one also past a split's; with few nodes,
 #: since a program of the merge has one head.
-TREES, SMALL_TREES = [(0, 1), (61, 7), (20, 0), (573, 6)], [(0, 1), (63, 4), (20, 0), (127, 2)]
+TREES, SMALL_TREES = [(0, 1), (61, 7), (20, 0), (573, 6)], [(0, 1), (63, 2), (20, 0)]
 
 
 #: Groups and heads of each, their width, segments of the product, texts, and options.
