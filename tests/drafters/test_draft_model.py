@@ -26,7 +26,7 @@ from foresay.verifier.model_runner import ModelRunner
 from tests.combinations import alternating
 from tests.same_tokens.models import Pair, engine_of, paged
 from tests.same_tokens.runs import LARGEST, assert_same, jobs_of, plain
-from tests.same_tokens.witness import Job, poison, run
+from tests.same_tokens.witness import Job, run, stepped
 from tests.spec.grammars import Automaton
 from tests.verifier.families import make
 from tests.verifier.reading import Reader, load_decoder, random_tokens
@@ -88,16 +88,7 @@ class Watched:
 
     def run(self, jobs: Iterable[Job]) -> list[int]:
         """Run jobs to their end, checking after every step; returns the rows compared in each."""
-        waiting, step, compared = sorted(jobs, key=lambda job: job.arrives), 0, []
-        while waiting or self.engine.has_work:
-            while waiting and waiting[0].arrives <= step:
-                job = waiting.pop(0)
-                self.engine.add(job.request(), job.grammar)
-            poison(self.engine)
-            self.engine.step()
-            compared.append(self.check())
-            step += 1
-        return compared
+        return [self.check() for _ in stepped(self.engine, jobs)]
 
 
 @pytest.mark.parametrize(("family", "shape"), alternating(["llama2", "mistral"], [*SHAPES, *FADING]))

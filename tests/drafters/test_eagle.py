@@ -13,7 +13,6 @@ from foresay.drafters.eagle import EagleDrafter
 from foresay.kvpaging import PagePool, PageTable
 from foresay.spec.engine import EngineCore
 from foresay.spec.protocols import Rows
-from foresay.spec.request import Request
 from foresay.spec.sample import Noise
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.sequence import SequenceState
@@ -23,7 +22,7 @@ from tests.heads.published import draft_ids, make_eagle
 from tests.same_tokens.heads import Whisper, load_eagle
 from tests.same_tokens.models import Pair, engine_of, paged
 from tests.same_tokens.runs import jobs_of, plain, whole
-from tests.same_tokens.witness import Job, poison
+from tests.same_tokens.witness import Job, stepped
 from tests.verifier.reading import Reader, random_tokens
 
 LAYERS = [0, 2, 3]
@@ -52,15 +51,10 @@ class Watched:
 
     def run(self, jobs: list[Job]) -> int:
         """Run to the end; returns how many rows were compared."""
-        waiting, step, compared = sorted(jobs, key=lambda job: job.arrives), 0, 0
-        while waiting or self.engine.has_work:
-            while waiting and waiting[0].arrives <= step:
-                job = waiting.pop(0)
-                self.engine.add(Request(id=job.id, prompt=job.prompt, params=job.params))
-            poison(self.engine)
-            self.drafted += [delta.drafted for delta in self.engine.step()]
+        compared = 0
+        for deltas in stepped(self.engine, jobs):
+            self.drafted += [delta.drafted for delta in deltas]
             compared += sum(self._check(sequence) for sequence in self.engine.scheduler.running)
-            step += 1
         return compared
 
     def _check(self, sequence: SequenceState) -> int:

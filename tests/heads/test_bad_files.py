@@ -125,11 +125,8 @@ MEDUSA, EAGLE = "medusa_lm_head.safetensors", "model.safetensors"
         ("safeailab", written("config.json", "[1, 2]"), "config.json: expected a JSON object"),
         ("speculators", written("config.json", "not json"), "config.json: not valid JSON"),
         ("safeailab", removed("config.json"), "has no config.json"),
-        ("eagle1", configured(hidden_size=48), "made for a hidden size of 48, but the target's is 64"),
         ("speculators", layer_configured(vocab_size=320), "made for a vocabulary of 320, but the target's is 300"),
         ("safeailab", configured(num_key_value_heads=4), "self_attn.k_proj.weight has shape [32, 128]"),
-        ("safeailab", resized(EAGLE, "midlayer.mlp.up_proj.bias", 128), "mlp.up_proj.bias: not known in this layout"),
-        ("safeailab", resized(EAGLE, "d2t", 20), "d2t has shape [20], expected [150]"),
     ],
 )
 def test_a_bad_head_is_named(models, tmp_path, capsys, head, broken, message) -> None:

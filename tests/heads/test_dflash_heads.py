@@ -12,7 +12,6 @@ from torch import Tensor
 
 from foresay.drafters.parallel import DFlashDrafter, DSparkDrafter
 from foresay.kvpaging import PagePool, PageTable
-from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.tree import TreeShape
 from foresay.verifier.graphs.state import BatchSlot, StepState
@@ -27,7 +26,7 @@ from tests.heads.writing import change_config, output_matrix
 from tests.same_tokens.heads import Whisper, load_dflash
 from tests.same_tokens.models import engine_of
 from tests.same_tokens.runs import jobs_of, plain, whole
-from tests.same_tokens.witness import poison
+from tests.same_tokens.witness import stepped
 from tests.verifier.families import make
 from tests.verifier.reading import Reader, load_decoder, random_tokens
 
@@ -74,17 +73,11 @@ class Watched:
         self.batches, self.accepted, self.rejected = set[int](), 0, 0
 
     def run(self, jobs) -> int:
-        waiting, step, compared = sorted(jobs, key=lambda job: job.arrives), 0, 0
-        while waiting or self.engine.has_work:
-            while waiting and waiting[0].arrives <= step:
-                job = waiting.pop(0)
-                self.engine.add(Request(id=job.id, prompt=job.prompt, params=job.params))
-            poison(self.engine)
-            for delta in self.engine.step():
-                self.accepted += delta.accepted
-                self.rejected += delta.drafted - delta.accepted
+        compared = 0
+        for deltas in stepped(self.engine, jobs):
+            self.accepted += sum(delta.accepted for delta in deltas)
+            self.rejected += sum(delta.drafted - delta.accepted for delta in deltas)
             compared += self._compare()
-            step += 1
         return compared
 
     def _compare(self) -> int:

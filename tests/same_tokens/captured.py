@@ -19,7 +19,7 @@ from foresay.verifier.graphs.capture import Capture, recorded
 from foresay.verifier.graphs.proposer import Proposer
 from foresay.verifier.graphs.runner import GraphStepRunner
 from tests.same_tokens.models import MAX_SEQS, Pair, info_of, paged, windowed
-from tests.same_tokens.witness import Job, Text, poison
+from tests.same_tokens.witness import Job, Text, stepped
 
 #: Makes a drafter whose KV lies in the pages of a pool; None: nobody drafts.
 MakeDrafter = Callable[[PagePool], Drafter | None]
@@ -78,19 +78,10 @@ def captured_engine(
 
 
 def run_freely(engine: EngineCore, jobs: Iterable[Job], careful: bool = False) -> dict[str, Text]:
-    """Run jobs to their end, letting steps run ahead. careful: prove the ledger and poison KV before every step."""
-    waiting = sorted(jobs, key=lambda job: job.arrives)
-    texts = {job.id: Text() for job in waiting}
-    step = 0
-    while waiting or engine.has_work:
-        while waiting and waiting[0].arrives <= step:
-            job = waiting.pop(0)
-            engine.add(job.request(), None if job.grammar is None else job.grammar.fork())
-        if careful:
-            engine.check()
-            poison(engine)
-        for delta in engine.step():
+    """Run jobs to their end, letting steps run ahead. careful: see :func:`~tests.same_tokens.witness.stepped`."""
+    texts = {job.id: Text() for job in jobs}
+    for deltas in stepped(engine, jobs, careful):
+        for delta in deltas:
             texts[delta.id].add(delta)
-        step += 1
     engine.check()
     return texts
