@@ -309,7 +309,7 @@ class EngineCore:
             plain=sum(not scheduled.sequence.speculate for scheduled in batch),
             aside=sum(scheduled.sequence.aside for scheduled in batch),
             root_seconds=root_seconds,
-            doubt=cost.doubt if drafted and not measured else "",
+            unsure=bool(drafted) and not measured and cost.unsure,
             spread=0.0 if guard is None else guard.spread,
             choice=self.scheduler.choice,
             news=self.scheduler.news,

@@ -167,11 +167,10 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     """One interval. at: its first second, since 1970. seconds: its length, 1 or 60.
 
     tokens: in texts; runs: steps of single requests that emitted any. busy_seconds: of steps; decode_seconds: of those
-    without prefill; plain_seconds: of plain decoding instead, estimated; doubted_seconds: of those for which that is
-    uncertain. first_tokens: requests that got their first token, after first_token_seconds in total. phases: seconds by
-    phase: plan, propose, mask, forward, draw and commit in the engine, deliver in the server. drafters: trees of each.
-    chunk_gaps, token_times: counts by the bounds in :class:`HistoryReport`, the last one above all. Gauges as of the
-    last step.
+    without prefill; plain_seconds: of plain decoding instead, estimated. first_tokens: requests that got their first
+    token, after first_token_seconds in total. phases: seconds by phase: plan, propose, mask, forward, draw and commit
+    in the engine, deliver in the server. drafters: trees of each. chunk_gaps, token_times: counts by the bounds in
+    :class:`HistoryReport`, the last one above all. Gauges as of the last step.
     """
 
     at: int
@@ -185,7 +184,6 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     busy_seconds: float
     decode_seconds: float
     plain_seconds: float
-    doubted_seconds: float
     first_tokens: int
     first_token_seconds: float
     phases: dict[str, float]
@@ -214,7 +212,6 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
             busy_seconds=counters.step_seconds.sum,
             plain_seconds=counters.spec_decode_plain_seconds,
             phases=counters.step_phase_seconds,
-            doubted_seconds=sum(counters.doubted.values()),
             first_tokens=first.count,
             first_token_seconds=first.sum,
             drafters=counters.spec_decode_num_drafts,

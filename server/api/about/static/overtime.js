@@ -173,16 +173,7 @@ const nodes = series("tokens drafted at a time", "ink", (bin) => ratio(bin.draft
 const running = series("running", "now", (bin) => bin.running, count);
 const waiting = series("waiting", "propose", (bin) => bin.waiting, count);
 
-/** The speed-up where it is as unsure as requested; elsewhere nothing. */
-const unsure = (bin) => 2 * bin.doubted_seconds > bin.decode_seconds;
-const speedUp = (name, colour, wanted) => {
-  const { bin: of, live, text } = FIGURES.speedUp;
-  return {
-    ...series(name, colour, (bin) => (unsure(bin) === wanted ? of(bin) : null), text),
-    live: (now) => (Boolean(now.doubt) === wanted ? live(now) : null),
-  };
-};
-const [SURE, UNSURE] = [speedUp(FIGURES.speedUp.name, "now", false), speedUp("unsure", "none", true)];
+const speedUp = figured(FIGURES.speedUp, "now");
 
 const phase = (name, colour, ...of) => {
   const seconds = (bin) => of.reduce((sum, one) => sum + (bin.phases[one] ?? 0), 0);
@@ -232,7 +223,7 @@ export function overTime(timeline, state) {
     leftOut(timeline, state),
     chart("speed-over-time", "Speed", "throughput, speed-up, time to first token", speed, [
       panel(64, "tokens per second", [rate]),
-      panel(54, "times as fast", (bins) => (bins.some(unsure) ? [SURE, UNSURE] : [SURE]), plain),
+      panel(54, "times as fast", [speedUp], plain),
       panel(44, "first token after, ms", [first], { times: 1000 }),
     ]),
     chart("tokens-per-step", title(FIGURES.perPass), FIGURES.perPass.term, passes, [
