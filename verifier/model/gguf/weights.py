@@ -32,23 +32,7 @@ from torch import Tensor
 
 from foresay.verifier.model.errors import WeightsError
 from foresay.verifier.model.gguf.config import CONFIGURATION, gguf_of, ours, shape_of, theirs
-from foresay.verifier.model.gguf.file import (
-    BF16,
-    F16,
-    F32,
-    MXFP4,
-    NVFP4,
-    Q4_0,
-    Q4_1,
-    Q4_K,
-    Q5_0,
-    Q5_1,
-    Q5_K,
-    Q6_K,
-    Q8_0,
-    GgufFile,
-    Type,
-)
+from foresay.verifier.model.gguf.file import BF16, F16, F32, GgufFile, Type
 from foresay.verifier.model.linear import Matrix
 from foresay.verifier.model.stored_tensors import bytes_of
 from foresay.verifier.ops.quantized import E8M0, FP8, QuantizedMatrix
@@ -73,11 +57,10 @@ class _Parts:
 
 def matrix_of(raw: Tensor, shape: tuple[int, ...], kind: Type) -> Matrix:
     """A tensor of the file. raw: its bytes, uint8[..]."""
-    if kind in _FLOATS:
+    if kind.scheme is None:
         return raw.view(_FLOATS[kind]).view(shape)
     rows = raw.view(-1, shape[-1] // kind.numbers, kind.size)
-    bits = 4 if kind in (Q4_0, Q4_1, Q4_K, MXFP4, NVFP4) else 8
-    parts = [_matrix(_READERS[kind](some), bits, shape[-1]) for some in rows.split(_ROWS)]
+    parts = [_matrix(_READERS[kind.name](some), kind.scheme.bits, shape[-1]) for some in rows.split(_ROWS)]
     return parts[0] if len(parts) == 1 else QuantizedMatrix.stacked(parts)
 
 
@@ -182,9 +165,9 @@ def _q6_k(blocks: Tensor) -> _Parts:
     return _Parts(numbers.flatten(1), scales.flatten(1), steps=_upper_and_lower(blocks, 208))
 
 
-_READERS: dict[Type, Callable[[Tensor], _Parts]] = {
-    Q8_0: _q8_0, Q4_0: _q4_0, Q4_1: _q4_1, Q5_0: _q5_0, Q5_1: _q5_1, Q4_K: _q4_k, Q5_K: _q5_k, Q6_K: _q6_k,
-    MXFP4: _mxfp4, NVFP4: _nvfp4,
+_READERS: dict[str, Callable[[Tensor], _Parts]] = {
+    "Q8_0": _q8_0, "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q4_K": _q4_k, "Q5_K": _q5_k,
+    "Q6_K": _q6_k, "MXFP4": _mxfp4, "NVFP4": _nvfp4,
 }  # fmt: skip
 
 
