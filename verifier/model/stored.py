@@ -171,14 +171,9 @@ def _packed(into: QuantizedMatrix, scheme: Scheme) -> _Parts:
         yield "weight_zero_point", TensorSlot(shape, ("I32",), lambda t: zeros.copy_(_numbers(t.T, bits).T[:outer]))
 
 
-def _mxfp4(into: QuantizedMatrix, scheme: Scheme) -> _Parts:
-    """Files have these only for all experts together (:func:`stack_slot`)."""
-    yield "blocks", TensorSlot((into.shape[0], into.inner // 2), ("U8",), into.values.copy_)
-    yield "scales", TensorSlot(tuple(into.scales.shape), ("U8",), into.scales.view(torch.uint8).copy_)
-
-
 def _e2m1(into: QuantizedMatrix, scheme: Scheme) -> _Parts:
-    """Codes, scales of 8 bits, and perhaps what all of these are multiplied with, or divided by."""
+    """Codes, scales of 8 bits, and perhaps what all of these are multiplied with, or divided by. gpt-oss has them only
+    for all experts together (:func:`stack_slot`)."""
     outer, inner = into.shape
     theirs = scheme.layout == Format.MODELOPT
     yield "weight" if theirs else "weight_packed", TensorSlot((outer, inner // 2), ("U8",), into.values.copy_)
@@ -212,16 +207,12 @@ def _check_shape(expected: tuple[int, int], found: Tensor) -> None:
         raise Misfit(f"says {found.tolist()}, expected {list(expected)}")
 
 
-def _integers(into: QuantizedMatrix, scheme: Scheme) -> _Parts:
-    yield "weight", TensorSlot(into.shape, ("I8",), into.put)
-    yield "weight_scale", _spread(into.scales, scheme)
+def _eight_bits(into: QuantizedMatrix, scheme: Scheme) -> _Parts:
+    kind, put_numbers = (E4M3, partial(_put_floats, into)) if scheme.floats else ("I8", into.put)
+    yield "weight", TensorSlot(into.shape, (kind,), put_numbers)
+    yield "weight_scale_inv" if scheme.layout == Format.BLOCKS else "weight_scale", _spread(into.scales, scheme)
     if into.zeros is not None:
         yield "weight_zero_point", TensorSlot(tuple(into.zeros.shape), ("I8",), into.zeros.copy_)
-
-
-def _floats(into: QuantizedMatrix, scheme: Scheme) -> _Parts:
-    yield "weight", TensorSlot(into.shape, (E4M3,), partial(_put_floats, into))
-    yield "weight_scale_inv" if scheme.layout == Format.BLOCKS else "weight_scale", _spread(into.scales, scheme)
 
 
 def _spread(scales: Tensor, scheme: Scheme) -> TensorSlot:
@@ -297,10 +288,11 @@ def _numbers(words: Tensor, bits: int) -> Tensor:
 
 
 _READERS: dict[Format, Callable[[QuantizedMatrix, Scheme], _Parts]] = {
-    Format.PACKED: _packed, Format.INTEGERS: _integers, Format.FLOATS8: _floats, Format.BLOCKS: _floats,
-    Format.GPTQ: _in_words, Format.GPTQ_V2: _in_words, Format.AWQ: _in_words, Format.MXFP4: _mxfp4,
-    Format.MXFP4_PACKED: _e2m1, Format.NVFP4_PACKED: _e2m1, Format.MODELOPT: _e2m1,
-}  # fmt: skip
+    Format.PACKED: _packed,
+    **dict.fromkeys((Format.INTEGERS, Format.FLOATS8, Format.BLOCKS), _eight_bits),
+    **dict.fromkeys((Format.GPTQ, Format.GPTQ_V2, Format.AWQ), _in_words),
+    **dict.fromkeys((Format.MXFP4, Format.MXFP4_PACKED, Format.NVFP4_PACKED, Format.MODELOPT), _e2m1),
+}
 
 
 @dataclass(frozen=True, slots=True)
