@@ -96,10 +96,6 @@ class SelfDrafter(TreeDrafter):
         """Including those of rounds."""
         return super().recorded_bytes + sum(rounds.recorded_bytes for rounds in self._rounds.values())
 
-    def reach(self, levels: int) -> int:
-        """Only the root: the rows before it exist."""
-        return 1
-
     def begin(self, state: StepState, levels: int) -> tuple[Tensor, None]:
         """A pass over the roots."""
         if state.size not in self._roots:
