@@ -33,7 +33,6 @@ from foresay.spec.tree import DraftTree, TreeShape
 
 #: How a position was found: by a match with the end of the text, near the expected one or far from it, or by a guess.
 NEAR, FAR, REPLACED, INSERTED = range(4)
-KINDS = 4
 #: Larger numbers of matching tokens, or of tokens since the prediction was left, count as this.
 MOST = 8
 #: With this many matching tokens, near and far, the position is taken as certain.
@@ -135,21 +134,13 @@ class Alignment:
 LEAST_CHANCE = 0.02
 #: The most tokens of an earlier output that are followed at once.
 MOST_READ = 64
-#: The initial chances of a position's token, by kind and length from 1 on.
+#: The initial chances of a position's token, by kind and length from 1 on, in the order of :func:`cell_of`.
 FIRST = {
     NEAR: (0.60, 0.84, 0.88, 0.92, 0.94, 0.94, 0.95, 0.97),
     FAR: (0.25, 0.45, 0.60, 0.70, 0.78, 0.83, 0.87, 0.92),
     REPLACED: (0.20, 0.05, 0.02, 0.02, 0.02, 0.02, 0.02, 0.02),
     INSERTED: (0.15, 0.08, 0.02, 0.02, 0.02, 0.02, 0.02, 0.02),
 }
-
-
-def _beginning() -> list[float]:
-    chances = [0.0] * (KINDS * (MOST + 1))
-    for kind, row in FIRST.items():
-        for length in range(MOST + 1):
-            chances[cell_of(kind, length)] = row[max(length, 1) - 1]
-    return chances
 
 
 @dataclass(slots=True, eq=False)
@@ -178,7 +169,8 @@ class PredictionDrafter(LookupDrafter[_Followed]):
     def _begin(self, sequence: SequenceState) -> _Followed:
         # A preempted one comes back with all its output.
         begins = max(sequence.prompt_length, len(sequence.tokens) - MOST_READ)
-        return _Followed(Alignment(sequence.prediction or (), begins), Cells(_beginning()))
+        chances = Cells(row[max(length, 1) - 1] for row in FIRST.values() for length in range(MOST + 1))
+        return _Followed(Alignment(sequence.prediction or (), begins), chances)
 
     def _tree(self, sequence: SequenceState, shape: TreeShape) -> DraftTree | None:
         if not sequence.prediction or not shape.levels:

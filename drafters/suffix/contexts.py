@@ -171,12 +171,8 @@ def cell_of(length: int, kind: int) -> int:
 
 def of_contexts() -> Cells:
     """The table of one salt, by :func:`cell_of`."""
-    return Cells(_beginning(cell // KINDS, cell % KINDS) for cell in range((MOST_CONTEXT + 1) * KINDS))
-
-
-def _beginning(length: int, kind: int) -> float:
-    least, most = _FIRST[kind]
-    return most - (most - least) * _LEFT ** (length - 1)
+    lengths = range(MOST_CONTEXT + 1)
+    return Cells(most - (most - least) * _LEFT ** (length - 1) for length in lengths for least, most in _FIRST)
 
 
 #: The most tokens kept of a salt's answers, and of all salts together; and the most salts.

@@ -214,7 +214,7 @@ def grow_chain(text: Sequence[int], found: Continuations, levels: int, trust: Ce
         if voters > 1:
             votes = _votes(runs, depth)
             if len(votes) > 1:
-                token, (_, runs) = max(votes.items(), key=_weight)
+                token, (_, runs) = max(votes.items(), key=lambda vote: vote[1][0])
         cell = cell_of(length + depth, kind_of(len(runs), voters))
         chance *= trust.chances[cell]
         if token == END or chance < LEAST_CHANCE:
@@ -275,7 +275,3 @@ def _votes(runs: list[Run], depth: int) -> dict[int, tuple[float, list[Run]]]:
         else:
             votes[token] = weight, [run]
     return votes
-
-
-def _weight(vote: tuple[int, tuple[float, list[Run]]]) -> float:
-    return vote[1][0]
