@@ -31,7 +31,7 @@ from foresay.spec.constrain import Ahead
 from foresay.spec.protocols import FeatureRequest
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import MAX_NODES, DraftTree, TreeShape
-from foresay.verifier.graphs.capture import Capture, Eager, recorded, recorded_bytes
+from foresay.verifier.graphs.capture import Capture, Eager, recorded
 from foresay.verifier.graphs.proposer import AcceptedTree
 from foresay.verifier.graphs.rows import TextEnds
 from foresay.verifier.graphs.state import BatchSlot, StepState
@@ -77,11 +77,6 @@ class Levels:
             seen.append(borrowed(logits))
             if self._looked_at or not len(seen) % 2:
                 yield
-
-    @property
-    def recorded_bytes(self) -> int:
-        """Bytes that a recording of them holds."""
-        return recorded_bytes(self._replay)
 
     def grown(self, levels: int, change: Callable[[Tensor], None] | None) -> Iterator[Level]:
         """Grow this many of their levels, and return them on the host; where a CPU may end early, one by one as
@@ -192,11 +187,6 @@ class TreeDrafter(Passes):
     def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
         """The host knows now what :meth:`follow` did for a sequence: this path of the tree was committed to its
         table."""
-
-    @property
-    def recorded_bytes(self) -> int:
-        """Bytes that recordings of its levels hold."""
-        return sum(made.recorded_bytes for _, made in self._levels)
 
     def limited(self, shape: TreeShape) -> TreeShape:
         """The part of a shape that it can draft."""
