@@ -38,7 +38,7 @@ from foresay.spec.protocols import Drafter, Features, Lookup, Rows, Verified, re
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import MAX_NODES, DraftTree, TreeShape
 from foresay.verifier.forward_batch import StaticRows
-from foresay.verifier.graphs.capture import recorded, recorded_bytes, without_stops
+from foresay.verifier.graphs.capture import recorded, without_stops
 from foresay.verifier.graphs.rows import Nodes, chain_words, rows_of
 from foresay.verifier.graphs.state import BatchSlot, StepState
 from foresay.verifier.graphs.step import Outcome, SpeculativeStep
@@ -88,15 +88,6 @@ class SelfDrafter(TreeDrafter):
         self._roots: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
         self._rounds: dict[tuple[int, int], Rounds] = {}
         self._chains: dict[str, _Chain] = {}
-
-    @property
-    def recorded_bytes(self) -> int:
-        """Including those of rounds."""
-        return super().recorded_bytes + sum(rounds.recorded_bytes for rounds in self._rounds.values())
-
-    def reach(self, levels: int) -> int:
-        """Only the root: the rows before it exist."""
-        return 1
 
     def begin(self, state: StepState, levels: int) -> tuple[Tensor, None]:
         """A pass over the roots."""
@@ -255,11 +246,6 @@ class Rounds:
         drafts = Drafts(first, TreeShape.chain(_AHEAD), state.size, model.vocab_size)
         self._step = SpeculativeStep(model, drafts, state, commits=False)
         self._replay = (recorded if compiled(state.lengths) else first.capture)(without_stops(self._step))
-
-    @property
-    def recorded_bytes(self) -> int:
-        """Bytes that their recording holds."""
-        return recorded_bytes(self._replay)
 
     def run(self) -> list[Verified]:
         """One round: the sample at each node, and the path, whose last sample only the copy proposed."""
