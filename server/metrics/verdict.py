@@ -46,7 +46,7 @@ def judged(span: Counters) -> Verdict:
         return Verdict(True, speed_up, saved, "Speculation neither pays nor costs: it is as fast as plain decoding.")
     if not span.evident:
         return Verdict(None, speed_up, saved, TOO_FEW, FEW)
-    return Verdict(False, speed_up, saved, f"Speculation is not paying: {_figures(span)}; {_cause(span)}")
+    return Verdict(False, speed_up, saved, f"Speculation is not paying: {_figures(span)}; {_cause(span)}.")
 
 
 def _figures(span: Counters) -> str:

@@ -32,6 +32,7 @@ async def test_a_speed_up_that_rests_on_little_is_unsure(tokenizer: Tokenizer) -
         assert await visit.page.title() == "Foresay: toy", "no headline that may be wrong"
         grey = await speed.locator("b").evaluate("one => getComputedStyle(one).color")
         await expect(chart.and_(visit.page.locator("[data-colour=none]"))).to_have_count(1)
+        await expect(visit.page.locator("#load .legend")).to_contain_text("kept 100.0 %")
         for _ in range(100):
             service.telemetry.step(step())
         await expect(speed).to_have_text(re.compile(r"^2\.70×as fast as without drafts\s*estimated speed-up\?"))

@@ -125,7 +125,7 @@ def test_a_warning_says_why_it_does_not_pay(
     step = 1000 * (propose + forward)
     assert warnings[0] == (
         f"Speculation is not paying: a token takes {step / (accepted + 1):.2f} ms, and would take 10.00 ms without "
-        f"drafts (a step takes {step:.2f} ms, {1000 * propose:.2f} ms of them drafting); {why}"
+        f"drafts (a step takes {step:.2f} ms, {1000 * propose:.2f} ms of them drafting); {why}."
     )
 
 
