@@ -249,7 +249,7 @@ class Engine:
         """Like :meth:`chat`, but an iterator of pieces of text. speculate: false decodes without drafts. provenance:
         keep the origin of each token."""
         messages = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
-        prompt = self.tokenizer.render(typed(messages, list[dict[str, Any]], "messages"))
+        prompt = self.tokenizer.render(typed(messages, list[dict[str, str]], "messages"))
         ids = self.tokenizer.encode_after((), prompt, add_special_tokens=False)
         return self._submit(ids, params, stop, structured_outputs, sampling, None, speculate, provenance)[0]
 

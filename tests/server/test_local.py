@@ -168,7 +168,7 @@ def test_a_message_may_be_any_mapping(engine: Engine) -> None:
 
 
 def test_messages_of_another_form_are_refused(engine: Engine) -> None:
-    for messages in (5, [1], None):
+    for messages in (5, [1], None, [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]):
         with pytest.raises(InvalidRequest, match="messages"):
             engine.chat(messages)  # type: ignore[arg-type]
 
