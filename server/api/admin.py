@@ -145,10 +145,10 @@ async def _changed(models: Models, entry: Model, settings: Mapping[str, Any], pr
     if not same:  # also of one that is not loaded: it may be before its turn to be reloaded
         progress("checking the files", None)
         same = await asyncio.to_thread(_the_same, before, config)
-    length, least = config.max_model_len, 0 if info is None else info.max_model_len
+    name = "kv_tokens" if config.max_model_len is None else "max_model_len"  # of the first follows the second
+    length, least = getattr(config, name), 0 if info is None else info.max_model_len
     if same and length is not None and length < least:
-        message = f"max_model_len ({length}) can only grow: running requests may need {least} tokens"
-        raise InvalidRequest("max_model_len", message)
+        raise InvalidRequest(name, f"{name} ({length}) is too small: running requests may need {least} tokens")
     if not same and config.replicas is not None:
         raise InvalidRequest("target", f": replicas cannot change their model; deploy {config.target} instead")
     return await models.reload(entry, config, same, progress)

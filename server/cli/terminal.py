@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 import time
 from collections import Counter
@@ -62,10 +63,13 @@ class LineReader:
 
     def __call__(self) -> str | None:
         """The next text; None if the user leaves."""
+        before = signal.signal(signal.SIGINT, lambda *_: None)  # just before the prompt listens, Ctrl-C is too late
         try:
             return self._session.prompt()
         except EOFError:
             return None
+        finally:
+            signal.signal(signal.SIGINT, before)
 
 
 def _keys() -> KeyBindings:

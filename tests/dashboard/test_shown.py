@@ -28,6 +28,7 @@ async def test_a_speed_up_that_was_not_measured_is_called_an_estimate(tokenizer:
             service.telemetry.step(step())
         await expect(speed).to_have_text(re.compile(r"^2\.70×as fast as without drafts\s*estimated speed-up\?"))
         assert await visit.page.title() == "2.70× · Foresay: toy"
+        await expect(visit.page.locator("#load .legend")).to_contain_text("kept 100.0 %")
 
 
 async def test_requests_show_their_prompt_to_their_own_key_only(tokenizer: Tokenizer) -> None:

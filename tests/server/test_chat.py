@@ -57,6 +57,20 @@ def typed(keyboard: PipeInput, keys: str) -> str | None:
     return LineReader()()
 
 
+def test_ctrl_c_before_the_prompt_listens_ends_nothing(keyboard: PipeInput, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, before = LineReader(), signal.signal(signal.SIGINT, signal.default_int_handler)
+    prompt = reader._session.prompt
+
+    def pressed() -> str:
+        signal.raise_signal(signal.SIGINT)
+        return prompt()
+
+    monkeypatch.setattr(reader._session, "prompt", pressed)
+    keyboard.send_text("hi\r")
+    assert reader() == "hi"
+    assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
+
+
 @pytest.mark.parametrize(
     ("keys", "text"),
     [

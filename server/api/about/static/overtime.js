@@ -218,7 +218,7 @@ export function overTime(timeline, state) {
   const root = { times: 1000, stacked: true, level: () => state.snapshot.live.root_seconds };
   const all = () => state.snapshot.server.kv_tokens / state.snapshot.server.page_size;
   const pages = (name, colour, held) =>
-    series(name, colour, (bin) => bin[held] / all(), (share) => percent(share, 1));
+    series(name, colour, (bin) => Math.min(1, bin[held] / all()), (share) => percent(share, 1));
   return [
     leftOut(timeline, state),
     chart("speed-over-time", "Speed", "throughput, speed-up, time to first token", speed, [
