@@ -143,9 +143,9 @@ class SelfCheck:
         counts.share = share
 
     @contextmanager
-    def watching(self, choices: Sequence[Choice], keeps: bool = True) -> Iterator[None]:
+    def watching(self, choices: Sequence[Choice]) -> Iterator[None]:
         """Clients' requests run meanwhile: any re-run is cancelled before they reach the engine, and their answers are
-        picked once they are finished. keeps: whether their text may be kept."""
+        picked once they are finished."""
         self._requests += 1
         if self._rerun is not None:
             self._rerun.abort(Interrupted())
@@ -153,12 +153,13 @@ class SelfCheck:
         try:
             yield
         finally:
-            for choice in choices if keeps else ():
+            for choice in choices:
                 if choice.finished and choice.tokens and self._picks(choice.request):
                     self._keep(RecordedAnswer.of(choice, fingerprint))
 
     def _picks(self, request: Request) -> bool:
-        return self._share > 0 and request.forced is None and self._chance() < self._share
+        left_out = request.forced is not None or request.private
+        return not left_out and self._share > 0 and self._chance() < self._share
 
     # -- checking ------------------------------------------------------------------------------------------------
 

@@ -78,8 +78,8 @@ class Choice:
     """The text, counts and ending of one request.
 
     context: prompt tokens whose text precedes the answer's (empty if the answer starts a new text). parser: splits the
-    text into parts. warnings: what of the request is not done as requested. words: the first words of its prompt, for
-    those who may see it. tokens: the output so far, including the token that ended it. counts: of its steps.
+    text into parts. warnings: what of the request is not done as requested. tokens: the output so far, including the
+    token that ended it. counts: of its steps.
     """
 
     def __init__(
@@ -91,9 +91,8 @@ class Choice:
         context: Sequence[int] = (),
         parser: OutputParser | None = None,
         warnings: tuple[Warned, ...] = (),
-        words: str = "",
     ) -> None:
-        self.request, self.words = request, words
+        self.request = request
         self.tokenizer = tokenizer
         self.warnings = warnings
         self.tokens: list[int] = []

@@ -117,10 +117,6 @@ def speculation_params(speculation: Speculation | None, info: EngineInfo) -> dic
     }
 
 
-#: Tokens of a prompt that are decoded for its first words.
-_SHOWN = 80
-
-
 async def completion_choices(
     service: Service, body: CompletionRequest, given: Sequence[str | list[int]]
 ) -> list[Choice]:
@@ -158,7 +154,6 @@ async def chat_choices(
         parser=partial(chat_format.parser, offer=offer, opened=opened, prompt=text, free=free),
         warnings=chat.warnings,
         strict=strict,
-        words=conversation.last_words(body),
     )
 
 
@@ -278,14 +273,12 @@ def _choices(
     parser: Callable[[str], OutputParser] = lambda request_id: PlainText(),
     warnings: tuple[Warned, ...] = (),
     strict: bool = False,
-    words: str = "",
 ) -> list[Choice]:
     """``n`` choices per prompt, checked.
 
     field: the request's field with the prompts. follows: whether the answer's text continues the prompt's. grammar:
     what all choices must match. predicted: tokens that they will probably have. parser: makes the parser of a choice,
-    given its request's id. warnings: about the prompt. strict: as in :func:`chat_choices`. words: the first words to
-    show, if not those of the prompt's tokens.
+    given its request's id. warnings: about the prompt. strict: as in :func:`chat_choices`.
     """
     text, info = service.opened()
     params, options = _params(service, body), _text_options(body)
@@ -309,9 +302,8 @@ def _choices(
         )
         context = prompt if follows else ()
         noted = (*warnings, *shortened, *ignored)
-        shown = words or conversation.first_words(text.tokenizer.decode(prompt[:_SHOWN]))
         for one in forked(request, count):
-            about = context, parser(one.id), noted, shown
+            about = context, parser(one.id), noted
             choices.append(Choice(one, text.tokenizer, options, info.eos_token_ids, *about))
     return choices
 

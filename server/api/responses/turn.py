@@ -55,9 +55,8 @@ class ResponseTurn:
         try:
             if self._cancelled:
                 raise Cancelled
-            choices, stored = self.answer.choices, self.record.response.store
             with NAMES:
-                async with self._service.generation(choices, keeps_text=stored) as generation:
+                async with self._service.generation(self.answer.choices) as generation:
                     self._run(generation)
                     yield generation
         except Exception as error:
