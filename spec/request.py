@@ -180,10 +180,9 @@ class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
     that and the drafters' caches; 0 if unknown. layers, hidden_size, trained_length: of the target; the last is the
     context that it was trained for. root_seconds: a whole step of one sequence without drafts, as measured at start-up;
     0 if not measured. drafter: its name; draft: the same as a value of ``--draft``, with the source; drafters: each.
-    chosen: whether drafter and amount are chosen at every step; then ``draft_shape`` is the maximum. drafter_doubts:
-    doubts about the drafters. kv_disk: how much KV is kept on disk, in words; "" if unknown. warnings: for the
-    operator, a sentence each. identity: what its texts depend on, by part
-    (:mod:`foresay.server.engine.handover`).
+    chosen: whether drafter and amount are chosen at every step; then ``draft_shape`` is the maximum. kv_disk:
+    how much KV is kept on disk, in words; "" if unknown. warnings: for the operator, a sentence each. identity: what
+    its texts depend on, by part (:mod:`foresay.server.engine.handover`).
     """
 
     target: str
@@ -219,7 +218,6 @@ class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
     drafters: tuple[str, ...] = ()
     draft: str = ""
     chosen: bool = False
-    drafter_doubts: tuple[str, ...] = ()
     kv_disk: str = ""
     warnings: tuple[str, ...] = ()
     identity: dict[str, str] = {}

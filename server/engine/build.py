@@ -156,7 +156,7 @@ def _built(
     capture = _capture(loading, verifier, drafters)
     exactness = _exactness(chosen, verifier, cached)
     disk, on_disk = opened(loading, verifier, chosen.named) if keeps else (None, "")
-    info = _info(chosen, exactness, names, _doubts(chosen, drafters, verifier), on_disk)
+    info = _info(chosen, exactness, names, on_disk)
     kept, costs = costs is not None and not loading.device.is_gpu, costs or Costs()
     if measured := costs.given(chosen.of) or (kept and costs.recall()):
         report("taking over the previous engine's measurements")
@@ -299,15 +299,6 @@ def _drafting(
     return drafting, runner, iter(())
 
 
-def _doubts(chosen: _Chosen, drafters: Sequence[Drafter], verifier: ModelRunner) -> list[str]:
-    """The doubts about each drafter; "" for none."""
-    loading = chosen.loading
-    return [
-        entry.doubts(made, verifier, loading.pool, loading.target)
-        for entry, made in zip(chosen.named, drafters, strict=True)
-    ]
-
-
 def draft_shape(config: EngineConfig, draft: Resolved) -> TreeShape:
     """The tree that each step drafts if the shape is fixed: a given one, a chain, or only the root."""
     if draft.value == NONE:
@@ -339,24 +330,18 @@ def _ignore(phase: str, share: float | None = None) -> None:
     pass
 
 
-def _info(
-    chosen: _Chosen, exactness: Exactness, names: Mapping[str, str], doubts: Sequence[str], on_disk: str
-) -> EngineInfo:
-    """names: how ``--draft`` would name each drafter, by its name. doubts: about each. on_disk: as reported."""
+def _info(chosen: _Chosen, exactness: Exactness, names: Mapping[str, str], on_disk: str) -> EngineInfo:
+    """names: how ``--draft`` would name each drafter, by its name. on_disk: as reported."""
     loading, memory = chosen.loading, chosen.memory
     config, model = loading.config, loading.model
     bits = FAST if Op.by_reference or INTERPRETED else bits_of(loading.dtype, loading.device.is_gpu)
     kept, scratch = kv_kind(model, config.kv_dtype), config.max_seqs * (MAX_NODES + config.page_size)
-    remarks = [
-        one.remark + (f", but {doubt}" if doubt else "") for one, doubt in zip(chosen.named, doubts, strict=True)
-    ]
     return EngineInfo(
         target=config.target,
         drafter=", ".join(names) or NONE,
         draft=", ".join(names.values()) or NONE,
         drafters=tuple(names),
-        drafter_reason="".join([chosen.draft.reason, *remarks]),
-        drafter_doubts=tuple(filter(None, doubts)),
+        drafter_reason="".join([chosen.draft.reason, *(one.remark for one in chosen.named)]),
         warnings=tuple(one.warning for one in chosen.named if one.warning),
         dtype=loading.dtype,
         dtype_reason=chosen.dtype.reason,

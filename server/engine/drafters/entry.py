@@ -6,7 +6,7 @@ it.
     named, holds                          does --draft name it: by a word, a prefix, the contents of a directory
     checked, look_at                      can it draft for the target; findings for people (foresay check)
     shapes, token_bytes, weights          its memory, known before a weight is read
-    load, remark, doubts                  the drafter itself, and remarks and doubts once it is loaded
+    load, remark                          the drafter itself, and a remark once it is loaded
     looks, levels                         whether it is nearly free, else how deep it can draft: for the budget
     passes                                its models' passes
 
@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from foresay.kvpaging import PagePool
 from foresay.server.catalog.hub import resolve
 from foresay.server.engine.checks import Notes, Target
 from foresay.server.engine.device import LoadContext
@@ -122,10 +121,6 @@ class Entry:
     @property
     def remark(self) -> str:
         """A remark to append to the reason why it drafts; "" for none."""
-        return ""
-
-    def doubts(self, drafter: Any, target: ModelRunner, pool: PagePool, directory: Path) -> str:
-        """Doubts about it once loaded; "" for none. directory: the target's."""
         return ""
 
     @property

@@ -1,30 +1,22 @@
-"""What heads that read the target's hidden states share, as drafters that ``--draft`` names.
-
-A head is tried at load: does it predict a plain text, which the target reads once, as well as a head of this target
-would? Another model's head is hardly ever right.
-"""
+"""What heads that read the target's hidden states share, as drafters that ``--draft`` names."""
 
 from __future__ import annotations
 
-import math
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
-from tokenizers import Tokenizer
-from torch import Tensor
 
 from foresay.drafters.levels import TreeDrafter
-from foresay.kvpaging import KVStore, PagePool, PageTable, StatePages
+from foresay.kvpaging import KVStore, PagePool, StatePages
 from foresay.server.engine.checks import Notes, Target, look_at_origin, made_for
 from foresay.server.engine.device import LoadContext
 from foresay.server.engine.drafters.entry import FromFiles
 from foresay.server.engine.parameters import item_bytes
 from foresay.server.engine.vocabulary import overlap
-from foresay.server.text.tokenizer import tokenizer_json
 from foresay.spec.errors import ConfigurationError, ForesayError
 from foresay.spec.protocols import Drafter
 from foresay.spec.tree import TreeShape
@@ -35,62 +27,6 @@ from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.weights import allocate
 from foresay.verifier.model_runner import ModelRunner
-
-#: With fewer correct first guesses than this share a head is probably not this target's; chance is far below, and a
-#: head trained only on chats is seldom right about prose (SmolLM2's own: 14 %).
-LEAST_AGREEMENT = 0.1
-#: Plain text that any model predicts well.
-TRIAL = (
-    "Once upon a time there was a king who had three sons. The first was strong and the second was clever, but the "
-    "third was so simple that nobody thought he would ever come to anything. One day the king said to them: whoever "
-    "brings me the most beautiful bird in the world shall have the kingdom when I am dead."
-)
-
-
-def tried(guess: Callable[[PageTable, Tensor], str], verifier: ModelRunner, pool: PagePool, target: Path) -> str:
-    """Why a head seems not to be this target's, for the banner; "" if it seems to be.
-
-    guess: makes the message from a page table with room for the text and the text's tokens, int64[R]. target: the
-    target's directory, whose tokenizer is used. With fewer than two known tokens nothing is tried.
-    """
-    text = tokenizer_json(target)
-    if text is None:
-        return ""
-    most = min(verifier.max_positions, (pool.num_pages - 1) * pool.page_size)
-    known = [token for token in Tokenizer.from_str(text).encode(TRIAL).ids if token < verifier.vocab_size]
-    tokens = torch.tensor(known[:most])
-    if len(tokens) < 2:
-        return ""
-    table = PageTable(pool)
-    table.reserve(len(tokens))
-    try:
-        return guess(table, tokens)
-    finally:
-        table.release()
-
-
-def in_words(hits: Tensor) -> str:
-    """A message about the correct first guesses, bool[R]; "" if they are enough."""
-    if hits.float().mean() >= LEAST_AGREEMENT:
-        return ""
-    return f"{agrees(hits)} (it may be made for another model, read other layers, or have learned too little)"
-
-
-def clearly_better(hits: Tensor, others: Tensor) -> bool:
-    """Whether ``others`` has significantly more hits: two standard deviations of a sign test where they differ."""
-    won, lost = int((others & ~hits).sum()), int((hits & ~others).sum())
-    return won - lost > 2 * math.sqrt(won + lost)
-
-
-def agrees(hits: Tensor) -> str:
-    """The share of correct first guesses, in words."""
-    return f"its first guess agrees with the target on {share(hits)} of a plain text"
-
-
-def share(hits: Tensor) -> str:
-    """The share of correct first guesses, in per cent."""
-    return f"{float(hits.float().mean()):.0%}"
-
 
 _FETCH = "fetch the head's files again from where it was published, or train it again"
 

@@ -11,24 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from torch import Tensor
-
 from foresay.drafters.assistant import AssistantDrafter
 from foresay.drafters.eagle import EagleDrafter, MtpDrafter, PEagleDrafter
 from foresay.drafters.parallel import DFlashDrafter, DSparkDrafter, MedusaDrafter
-from foresay.kvpaging import PagePool, PageTable
+from foresay.kvpaging import PagePool
 from foresay.server.engine.checks import Notes, Target
 from foresay.server.engine.device import KV_DTYPES
-from foresay.server.engine.drafters.head import (
-    Head,
-    agrees,
-    clearly_better,
-    in_words,
-    meta_model,
-    note_vocabulary,
-    share,
-    tried,
-)
+from foresay.server.engine.drafters.head import Head, meta_model, note_vocabulary
 from foresay.server.engine.parameters import drafted, drafted_bytes, item_bytes, token_bytes
 from foresay.server.engine.vocabulary import drafted_tokens
 from foresay.server.settings.config import EngineConfig
@@ -36,7 +25,6 @@ from foresay.server.settings.resolved import CannotRun, target_directory
 from foresay.server.settings.units import counted
 from foresay.spec.budget.members import MODEL_LEVELS
 from foresay.spec.names import DFLASH, DSPARK, EAGLE, EAGLE3, MEDUSA, MTP, PEAGLE
-from foresay.spec.protocols import FeatureRequest, Rows
 from foresay.spec.tree import TreeShape
 from foresay.verifier.heads.assistant import AssistantConfig, AssistantHead
 from foresay.verifier.heads.config import HeadConfig
@@ -72,34 +60,6 @@ class LayeredHead(Head):
     def token_bytes(self, target: ModelConfig, dtype: str) -> int:
         return token_bytes(self.config(target).layer, dtype, self.kv_dtype)
 
-    def doubts(self, drafter: Any, target: ModelRunner, pool: PagePool, directory: Path) -> str:
-        """Whether it hardly ever agrees with the target, or agrees better on other layers; and whether texts may be
-        longer than those it was trained on."""
-        found = [tried(lambda table, tokens: self._guessed(drafter, target, table, tokens), target, pool, directory)]
-        known = drafter.head.layer.max_positions
-        if known < target.max_positions:
-            found.append(f"it was trained on texts of up to {known} tokens")
-        return "; ".join(filter(None, found))
-
-    def _store(self, drafter: Any) -> Any:
-        """The store of its keys and values, which also holds its hidden states."""
-        return drafter.hidden_states
-
-    def _guessed(self, drafter: Any, target: ModelRunner, table: PageTable, tokens: Tensor) -> str:
-        """The message for :func:`tried`. Layers may be numbered by another convention, so those are tried too."""
-        head = drafter.head
-        others = head.config.other_layers(target.decoder.config.num_layers)
-        forward = target.run([Rows(table, tokens, 0)], _all_layers(head.config.needs, others))
-        text = tokens, forward.logits.argmax(dim=-1).cpu()
-        store = self._store(drafter)
-        hits = head.hits(forward.features, *text, table, store)
-        found = {layers: head.reading(layers).hits(forward.features, *text, table, store) for layers in others}
-        better = [layers for layers in found if clearly_better(hits, found[layers])]
-        if not better:
-            return in_words(hits)
-        best = max(better, key=lambda layers: int(found[layers].sum()))
-        return f"{in_words(hits) or agrees(hits)}, and on {share(found[best])} with layers {_listed(best)}"
-
     @abstractmethod
     def about(self, drafter: Any) -> str:
         """The kind of head, in words."""
@@ -126,12 +86,6 @@ class LayeredHead(Head):
         return config.draft_vocab
 
 
-def _all_layers(needs: FeatureRequest, others: list[tuple[int, ...]]) -> FeatureRequest:
-    """All layers that the head reads or might read."""
-    layers = sorted({layer for read in (needs.layers, *others) for layer in read})
-    return FeatureRequest(final=needs.final, layers=tuple(layers))
-
-
 def _listed(numbers: Sequence[int]) -> str:
     if len(numbers) == 1:
         return str(numbers[0])
@@ -153,15 +107,6 @@ class Medusa(Head):
     def token_bytes(self, target: ModelConfig, dtype: str) -> int:
         """Bytes of the target's last hidden state."""
         return item_bytes(dtype) * target.hidden_size
-
-    def doubts(self, drafter: Any, target: ModelRunner, pool: PagePool, directory: Path) -> str:
-        """Whether it hardly ever agrees with the target."""
-
-        def guessed(table: PageTable, tokens: Tensor) -> str:
-            forward = target.run([Rows(table, tokens, 0)], FeatureRequest(final=True))
-            return in_words(drafter.heads.hits(forward.features, forward.logits.argmax(dim=-1).cpu()))
-
-        return tried(guessed, target, pool, directory)
 
     @staticmethod
     def levels(drafter: Any) -> int:
@@ -190,10 +135,6 @@ class Eagle(LayeredHead):
     made: ClassVar[type] = EagleDrafter
     cuts = True
     kind, trained = "eagle", EAGLE3
-
-    def _store(self, drafter: Any) -> Any:
-        """A store of its own, without hidden states."""
-        return drafter.store
 
     def token_bytes(self, target: ModelConfig, dtype: str) -> int:
         """Bytes of its own KV, and of the fused feature."""
@@ -353,16 +294,6 @@ class Assistant(Head):
     def drafter(self, target: ModelRunner, pool: PagePool) -> AssistantDrafter:
         """The drafter on the target's store."""
         return AssistantDrafter(AssistantHead.load(self.directory, target.decoder), target.store)
-
-    def doubts(self, drafter: Any, target: ModelRunner, pool: PagePool, directory: Path) -> str:
-        """Whether it hardly ever agrees with the target."""
-
-        def guessed(table: PageTable, tokens: Tensor) -> str:
-            forward = target.run([Rows(table, tokens, 0)], FeatureRequest(final=True))
-            wanted = forward.logits.argmax(dim=-1).cpu()
-            return in_words(drafter.assistant.hits(forward.features, tokens, wanted, table, target.store))
-
-        return tried(guessed, target, pool, directory)
 
     def note(self, notes: Notes, target: Target, drafter: Any, name: str, shape: TreeShape | None) -> None:
         """Its shape, and whose keys and values it reads."""

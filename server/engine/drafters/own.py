@@ -11,7 +11,6 @@ from typing import Self
 
 from foresay.drafters.proposer import on_device
 from foresay.drafters.self_draft import SelfDrafter
-from foresay.kvpaging import PagePool
 from foresay.server.engine.checks import Notes, Target, described
 from foresay.server.engine.device import LoadContext
 from foresay.server.engine.drafters.draft_model import DraftModel
@@ -159,10 +158,6 @@ class Own(Entry):
         made = SelfDrafter(copy, on_device(first), lookup, self.shared)
         made.calibration.expect(*[(_RIGHT[self.how],)] * 2)
         return made
-
-    def doubts(self, drafter: SelfDrafter, target: ModelRunner, pool: PagePool, directory: Path) -> str:
-        """The doubts about the drafter before it."""
-        return "" if self._with is None else self._with.doubts(drafter.before, target, pool, directory)
 
     @property
     def remark(self) -> str:
