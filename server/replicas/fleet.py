@@ -207,10 +207,6 @@ class Fleet(Supervised):
                 flights.finish(id, at_token)
                 return
 
-    def keep_warm(self, tokens: list[int], salt: str) -> None:
-        for replica in self.ready:
-            replica.keep_warm(tokens, salt)
-
     def _all_flights(self) -> list[InFlights]:
         return [*(replica.in_flight for replica in self._replicas.values()), self._stranded]
 

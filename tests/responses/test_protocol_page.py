@@ -44,7 +44,6 @@ def test_the_numbers_are_those_of_the_code():
     assert f"{sockets.waiting} messages" in PAGE
     assert f"the client read nothing for {sockets.stall:.0f} s" in PAGE
     assert sockets.idle == 3600 and "for an hour" in PAGE
-    assert f"marked as used every {sockets.refresh:.0f} s" in PAGE
 
 
 SECTION = PAGE.partition("\n## Where tokens come from\n")[2].partition("\n## ")[0]

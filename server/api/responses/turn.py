@@ -114,9 +114,8 @@ async def prepared(
     answer = ResponseAnswer(origin, choice, body, response, toolbox, stream_id, generates)
     service.warned.note(answer.warnings)
     items = (*earlier, *given)[dropped:]
-    model, where = service.names.own, "" if response.store else socket_id
-    tenant = CONTEXT.get().caller.tenant
-    record = Record(tenant=tenant, response=response, items=items, model=model, socket_id=where)
+    where, tenant = "" if response.store else socket_id, CONTEXT.get().caller.tenant
+    record = Record(tenant=tenant, response=response, items=items, socket_id=where)
     record.fingerprint = origin.fingerprint
     known = 0 if before is None else before.items_bytes + len(msgspec.json.encode(before.response.output))
     record.items_bytes = known + CONTEXT.get().body_bytes
