@@ -19,10 +19,10 @@ from pathlib import Path
 
 import msgspec
 
-from foresay.server.catalog.catalog import KnownDraft, find_target, of_shape
+from foresay.server.catalog.catalog import KnownDraft, find_target
 from foresay.server.engine import handover
 from foresay.server.engine.build import draft_shape, fitting
-from foresay.server.engine.checks import Finding, Notes, Target, described, facts, look_at_files, names_of
+from foresay.server.engine.checks import Finding, Notes, Target, described, facts, look_at_files
 from foresay.server.engine.checks import named as for_people
 from foresay.server.engine.device import find_device
 from foresay.server.engine.drafters.entry import Entry
@@ -116,27 +116,17 @@ def _look_at_texts(notes: Notes, directory: Path) -> None:
     notes.attempt("target", settings, lambda: SamplingDefaults.read(directory))
 
 
-# -- the catalog's recommendations
-# --------------------------------------------------------------------------------------
+# -- the catalog's recommendations -------------------------------------------------------------------------------------
 
 
-def recommended(name: str, target: Target | None = None) -> str:
-    """Drafts for the target in a sentence; empty if none is known. target: None if it could not be read."""
+def recommended(name: str) -> str:
+    """Drafts for the target in a sentence; empty if none is known."""
     if name == "bundled":
         return "The bundled target's own draft model comes with it: --draft draft_model, or leave --draft out."
-    names = [name] if target is None else [name, *sorted(names_of(target))]
-    known = find_target(*names)
-    if known is not None and known.drafts:
-        return f"Known to draft for {known.id}: {_listed(known.drafts)}; foresay pull fetches them."
-    alike = [] if target is None else of_shape(target.model)
-    if known is not None or not alike:
+    known = find_target(name)
+    if known is None or not known.drafts:
         return ""
-    models = [draft for draft in alike[0].drafts if draft.kind == "draft_model"]
-    if not models:
-        return ""
-    return (
-        f"It has the shape of {alike[0].id}; if it was made from that model, these may draft for it: {_listed(models)}."
-    )
+    return f"Known to draft for {known.id}: {_listed(known.drafts)}; foresay pull fetches them."
 
 
 def _listed(drafts: Sequence[KnownDraft]) -> str:
@@ -262,7 +252,7 @@ def _look(notes: Notes, config: EngineConfig) -> str:
     if length is not None:
         look_at_memory(notes, config, target, draft, length)
         look_at_disk(notes, config, target)
-    return "" if drafts_well else recommended(config.target, target)
+    return "" if drafts_well else recommended(config.target)
 
 
 def look_at_disk(notes: Notes, config: EngineConfig, target: Target) -> None:

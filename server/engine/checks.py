@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from foresay.server.catalog.catalog import last_part, of_files, parameters_of
+from foresay.server.catalog.catalog import parameters_of
 from foresay.server.engine.device import Device
 from foresay.server.engine.parameters import in_words
 from foresay.server.settings.resolved import CannotRun, Resolved, short_name
@@ -17,8 +17,6 @@ from foresay.server.settings.units import count_in_words, counted
 from foresay.spec.errors import ForesayError
 from foresay.verifier.model.checkpoint import FLOATS, Checkpoint
 from foresay.verifier.model.config import ModelConfig, idle_parameters
-from foresay.verifier.model.errors import ConfigError
-from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.weights import LM_HEAD, check
 
 Status = Literal["ok", "warn", "fail"]
@@ -118,53 +116,6 @@ def look_at_files(notes: Notes, subject: str, directory: Path, model: ModelConfi
             "the weights are stored in another type, and numbers beyond 65504 would not fit float16",
             "leave --dtype out, or give bfloat16 or float32",
         )
-
-
-# -- which target a drafter was made for --------------------------------------------------------------------------
-
-
-#: Keys that name the target: Medusa's, foresay train's, other trainers'; speculators nests its own.
-_KEYS = ("base_model_name_or_path", "base_model_name", "target_model", "target_model_name_or_path")
-_NESTED = ("speculators_config", "verifier", "name_or_path")
-
-
-def made_for(directory: Path) -> str | None:
-    """The target's name in the directory's config.json; None if there is none, or it cannot be read."""
-    try:
-        values = Fields.read(directory / "config.json").values
-    except ConfigError:
-        return None
-    nested: Any = values
-    for key in _NESTED:
-        nested = nested.get(key) if isinstance(nested, dict) else None
-    found = [*map(values.get, _KEYS), nested]
-    return next((name for name in found if isinstance(name, str) and name), None)
-
-
-def look_at_origin(notes: Notes, subject: str, directory: Path, target: Target) -> None:
-    """Warn if the target's name differs from the one it was made for; only a warning, since a name proves nothing."""
-    name = made_for(directory)
-    if name is not None and last_part(name) not in names_of(target):
-        notes.warn(
-            subject,
-            f"its config.json says that it was made for {name}, which is not what {target.name} is called",
-            f"if {target.name} is not that model under another name, name a drafter made for it; foresay bench "
-            "measures how often it is right",
-            made_for=name,
-        )
-
-
-def names_of(target: Target) -> set[str]:
-    """The target's possible names: as given, its folder, its hub repository, the name in its own files."""
-    names = {target.name, target.directory.name}
-    snapshot = next((part for part in target.directory.parts if part.startswith("models--")), "")
-    names.add(snapshot.replace("--", "/"))
-    names.add(str(Fields.read(target.directory / "config.json").get("_name_or_path") or ""))
-    if target.name == "bundled":
-        names |= {"bundled", "foresay/bundled"}
-    if (known := of_files(target.directory)) is not None:
-        names.add(known.id)
-    return {last_part(name) for name in names}
 
 
 def described(model: ModelConfig, dtype: str, activations: str) -> str:

@@ -169,22 +169,6 @@ DOUBTFUL = {
     "short_draft": Case("short", ("made for texts of up to 128 tokens and the server takes 256",)),
     "short_head": Case("safeailab", ("made for texts of up to 100 tokens",), broken=says(max_position_embeddings=100)),
     "few_heads": Case("authors", ("5 levels are asked for, but 3 heads reach 3 deep",), {"draft_tree": "4,3,2,1,1"}),
-    "head_of_another": Case(
-        "authors",
-        ("says that it was made for someone/target-7b",),
-        {"draft_tokens": 3},
-        says(base_model_name_or_path="someone/target-7b"),
-    ),
-    "speculators_of_another": Case(
-        "speculators",
-        ("made for meta/llama, which is not what",),
-        broken=says(speculators_config={"verifier": {"name_or_path": "meta/llama"}}),
-    ),
-    "head_with_tokenizer": Case(
-        "safeailab",
-        ("a tokenizer of 280 tokens lies beside the head",),
-        broken=lambda directory: write_tokenizer(directory, 280),
-    ),
     "float16": Case("none", ("numbers beyond 65504 would not fit",), {"dtype": "float16"}),
     "tied": Case("none", ("lm_head.weight is stored although",), target_broken=lambda directory: tie(directory)),
 }

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Self
 
 from foresay.drafters.draft_model import DraftModelDrafter, RecurrentDraftDrafter
-from foresay.server.engine.checks import Notes, Target, described, facts, look_at_files, look_at_origin
+from foresay.server.engine.checks import Notes, Target, described, facts, look_at_files
 from foresay.server.engine.device import LoadContext
 from foresay.server.engine.drafters.entry import FromFiles
 from foresay.server.engine.parameters import drafted_bytes, model_bytes, quantized, token_bytes
@@ -103,7 +103,6 @@ class DraftModel(FromFiles):
         shape = described(self.model, target.dtype.value, target.activations.value)
         text = f"{shape} ({share:.0%} of the target's), {name}"
         notes.ok("draft", text, kind=DRAFT_MODEL, **facts(self.model))
-        look_at_origin(notes, "draft", self.directory, target)
         if share > _LARGE:
             notes.warn(
                 "draft",

@@ -12,12 +12,11 @@ import torch
 
 from foresay.drafters.levels import TreeDrafter
 from foresay.kvpaging import KVStore, PagePool, StatePages
-from foresay.server.engine.checks import Notes, Target, look_at_origin, made_for
+from foresay.server.engine.checks import Notes, Target
 from foresay.server.engine.device import LoadContext
 from foresay.server.engine.drafters.entry import FromFiles
 from foresay.server.engine.parameters import item_bytes
-from foresay.server.engine.vocabulary import overlap
-from foresay.spec.errors import ConfigurationError, ForesayError
+from foresay.spec.errors import ConfigurationError
 from foresay.spec.protocols import Drafter
 from foresay.spec.tree import TreeShape
 from foresay.verifier.heads.layouts import ACCEPTANCE, PATTERNS, HeadTensors, Kind, kind_of
@@ -87,33 +86,12 @@ class Head(FromFiles):
             self._another(target),
             lambda: self.drafter(meta_model(target.model, dtype), PagePool(2, 1)),
         )
-        if found is None:
-            return None
-        look_at_origin(notes, "draft", self.directory, target)
-        self._look_at_tokenizer(notes, target)
-        return self.note(notes, target, found, name, shape)
+        return None if found is None else self.note(notes, target, found, name, shape)
 
     def _another(self, target: Target) -> str:
         """How to get a head that fits."""
-        where = f" (this one says {origin})" if (origin := made_for(self.directory)) else ""
         train = f"foresay train {self.trained} --target {shlex.quote(target.name)} --prompts FILE --out DIR"
-        return f"name a head that was made for {target.name}{where}, or make one: {train}"
-
-    def _look_at_tokenizer(self, notes: Notes, target: Target) -> None:
-        """Compare the head's tokenizer, if it has one, with the target's: heads use the target's, so a different one
-        shows that it was made for another target."""
-        try:
-            found = overlap(target.directory, self.directory)
-        except ForesayError:  # not needed, so a broken one does not matter
-            return
-        if found is not None and not found.whole:
-            notes.warn(
-                "vocabulary",
-                f"a tokenizer of {found.theirs:,} tokens lies beside the head, and {found.same:,} of them agree with "
-                f"the target's {found.ours:,}",
-                self._another(target),
-                same=found.same,
-            )
+        return f"name a head that was made for {target.name}, or make one: {train}"
 
 
 def note_vocabulary(notes: Notes, target: Target, drafts: int) -> None:
