@@ -36,40 +36,37 @@ from foresay.server.text.prompt import Room
 from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import EngineInfo
 
-# -- models that are fetched: each by ``foresay pull`` in a process of its own, which ends with its last client --------
+# -- models that are fetched -------------------------------------------------------------------------------------------
 
-#: Most downloads at once, and the seconds that one has to remove what it began.
-MOST, CLEAN_SECONDS = 2, 2.0
+#: Seconds that a download has to remove what it began.
+CLEAN_SECONDS = 2.0
 
 
-class Pull:
-    """A model that is fetched, or waits for that. clients: those who wait for it. done: raises ModelNotFound if it
-    cannot be fetched."""
+@asynccontextmanager
+async def fetching(name: str) -> AsyncIterator[asyncio.Task[None]]:
+    """Fetch a model by ``foresay pull`` in a process of its own, which ends with this context. The task raises
+    ModelNotFound if that cannot be."""
+    task = asyncio.create_task(_fetch(name))
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
-    def __init__(self, name: str, slots: asyncio.Semaphore) -> None:
-        self.name, self.clients, self.begun = name, 0, False
-        self.done = asyncio.create_task(self._fetch(slots))
 
-    @property
-    def status(self) -> str:
-        """What is going on, in a few words."""
-        return f"pulling {self.name}" if self.begun else f"waiting for {MOST} other models that are pulled"
-
-    async def _fetch(self, slots: asyncio.Semaphore) -> None:
-        words = [sys.executable, "-P", "-m", "foresay.server.cli.main", "pull", self.name]
-        environment = os.environ | {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-        async with slots:
-            self.begun = True
-            process = await asyncio.create_subprocess_exec(
-                *words, env=environment, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE, start_new_session=True
-            )
-            try:
-                said = (await process.communicate())[1].decode(errors="replace").strip()
-            finally:
-                await _end(process)
-        if process.returncode:
-            last = said.rpartition("\n")[2].removeprefix("foresay pull: ").removeprefix("NAME ")
-            raise ModelNotFound(last or f"{self.name}: the download ended with status {process.returncode}")
+async def _fetch(name: str) -> None:
+    words = [sys.executable, "-P", "-m", "foresay.server.cli.main", "pull", name]
+    environment = os.environ | {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    process = await asyncio.create_subprocess_exec(
+        *words, env=environment, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE, start_new_session=True
+    )
+    try:
+        said = (await process.communicate())[1].decode(errors="replace").strip()
+    finally:
+        await _end(process)
+    if process.returncode:
+        last = said.rpartition("\n")[2].removeprefix("foresay pull: ").removeprefix("NAME ")
+        raise ModelNotFound(last or f"{name}: the download ended with status {process.returncode}")
 
 
 async def _end(process: Process) -> None:
@@ -80,31 +77,6 @@ async def _end(process: Process) -> None:
                 os.killpg(process.pid, number)
             async with asyncio.timeout(CLEAN_SECONDS):
                 await process.wait()
-
-
-class Pulls:
-    """All of them, by name."""
-
-    def __init__(self) -> None:
-        self._slots = asyncio.Semaphore(MOST)
-        self._running: dict[str, Pull] = {}
-
-    def __len__(self) -> int:
-        return len(self._running)
-
-    @asynccontextmanager
-    async def fetching(self, name: str) -> AsyncIterator[Pull]:
-        """Have a model fetched, if it is not already; without a client that waits it is not."""
-        pull = self._running.get(name) or self._running.setdefault(name, Pull(name, self._slots))
-        pull.clients += 1
-        try:
-            yield pull
-        finally:
-            pull.clients -= 1
-            if not pull.clients:
-                del self._running[name]
-                pull.done.cancel()
-                await asyncio.gather(pull.done, return_exceptions=True)  # nobody else asks how it ended
 
 
 # -- routes ------------------------------------------------------------------------------------------------------------
@@ -270,12 +242,12 @@ async def pull(http: web.Request, body: schemas.PullRequest) -> web.StreamRespon
             raise ModelNotFound(f"The model {name[:100]!r} was not found: it is neither of the catalog nor OWNER/NAME")
         if not CONTEXT.get().caller.alone:
             raise Forbidden("With several API keys models are fetched on the server only: foresay pull")
-        async with http.app[MODELS].server.of(Pulls).fetching(name) as pulling:
+        async with fetching(name) as fetched:
             silent = body.stream is False
-            while not (await asyncio.wait([pulling.done], timeout=None if silent else PULL_SECONDS))[0]:
-                await lines.send([schemas.PullStatus(pulling.status)])
+            while not (await asyncio.wait([fetched], timeout=None if silent else PULL_SECONDS))[0]:
+                await lines.send([schemas.PullStatus(f"pulling {name}")])
         try:
-            pulling.done.result()
+            fetched.result()
         except ModelNotFound as error:
             if not lines.started:
                 raise
