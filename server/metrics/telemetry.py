@@ -46,7 +46,6 @@ from foresay.server.metrics.report import (
 from foresay.server.metrics.request_stats import Recent, RequestStats, SharedStats
 from foresay.server.metrics.verdict import judged
 from foresay.server.schemas.errors import ApiError
-from foresay.server.schemas.shared import PromptProgress
 from foresay.server.text.choice import Choice
 from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import EngineInfo
@@ -162,11 +161,6 @@ class Telemetry:
         waiting = max(present - info.max_seqs, min(last.waiting, present))
         used = min(1.0, last.pages / room) if present else 0.0
         return Gauges(present - waiting, waiting, unread, used, min(1.0, last.kept_pages / room))
-
-    @property
-    def progress(self) -> list[PromptProgress]:
-        """How far the prompts are that are being read."""
-        return [progress for stats in self._recent.unread if (progress := stats.progress) is not None]
 
     @property
     def plain_seconds(self) -> float:

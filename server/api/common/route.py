@@ -62,11 +62,6 @@ NAMED_EVENTS = replace(EVENTS, encode=lambda chunk: f"event: {chunk.type}\n".enc
 LINES = Framing("application/x-ndjson", lambda chunk: one_line(chunk) + b"\n")
 
 
-def comment(framing: Framing, text: str) -> bytes:
-    """A comment in a stream of events; other streams have none."""
-    return f": {text}\n\n".encode() if framing.content_type.startswith("text/event-stream") else b""
-
-
 class EventStream:
     """One streaming response. Headers go out with the first write; nothing is ever compressed or held back.
 
