@@ -9,7 +9,6 @@ import signal
 import sys
 import termios
 import textwrap
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,10 +24,6 @@ if TYPE_CHECKING:
     from foresay.server.engine_process.local import Engine
     from foresay.server.engine_process.text_stream import AnswerStream
 
-#: Seconds between updates of the line's clock, even if no progress is reported.
-TICK_SECONDS = 0.2
-#: Stages shorter than this (seconds) are left out of the summary.
-_SHORT = 0.05
 _ERASE = "\r\x1b[K"
 
 
@@ -36,40 +31,32 @@ class Stages:
     """Called with each stage, and the share done (0 to 1, None if unknown), and with warnings, which stay; closed at
     the end.
 
-    out: stderr by default. lines: whether to write a line for each stage if ``out`` is not a terminal. seconds:
-    duration of each finished stage. warned: the warnings written.
+    out: stderr by default. lines: whether to write a line for each stage if ``out`` is not a terminal. warned: the
+    warnings written.
     """
 
     def __init__(self, out: TextIO | None = None, lines: bool = False) -> None:
-        self.seconds: dict[str, float] = {}
         self.warned: set[str] = set()
         self._out = out or sys.stderr
         self._live = self._out.isatty() and os.environ.get("TERM") != "dumb"
-        self._lines = lines
-        self._began = self._stage_began = time.monotonic()
-        self._stage = ""
-        self._share: float | None = None
-        self._lock, self._over = threading.Lock(), threading.Event()
-        if self._live:
-            threading.Thread(target=self._tick, name="stages", daemon=True).start()
+        self._lines = lines and not self._live
+        self._began, self._stage, self._over = time.monotonic(), "", False
 
     def __call__(self, phase: str, share: float | None = None) -> None:
         """Show the current stage."""
-        with self._lock:
-            if self._over.is_set():
-                return
-            if phase.startswith("warning: "):
-                self.warned.add(phase)
-                self._write(f"{_ERASE if self._live else ''}{phase}\n")
-                return
-            self._share = share
-            if phase != self._stage:
-                self._note()
-                self._stage = phase
-                if self._lines and not self._live:
-                    self._write(f"{self.total:6.1f} s  {phase}\n")
-            if self._live:
-                self._rewrite()
+        if self._over:
+            return
+        seconds = f"{time.monotonic() - self._began:6.1f} s"
+        if phase.startswith("warning: "):
+            self.warned.add(phase)
+            self._write(f"{_ERASE if self._live else ''}{phase}\n")
+        elif self._live:
+            line = f"{seconds}  {phase}{'' if share is None else f', {share:.0%}'} ..."
+            line = line[: shutil.get_terminal_size().columns - 1]  # a wrapped line could not be erased
+            self._write(_ERASE + (line if os.environ.get("NO_COLOR") else f"\x1b[2m{line}\x1b[0m"))
+        elif self._lines and phase != self._stage:
+            self._write(f"{seconds}  {phase}\n")
+        self._stage = phase
 
     def __enter__(self) -> Self:
         return self
@@ -79,42 +66,9 @@ class Stages:
 
     def close(self) -> None:
         """Loading ended or failed: erase the line, and write nothing more."""
-        with self._lock:
-            if self._over.is_set():
-                return
-            self._note()
-            self._over.set()
-            if self._live:
-                self._write(_ERASE)
-
-    @property
-    def total(self) -> float:
-        """Seconds since this object was made."""
-        return time.monotonic() - self._began
-
-    def summary(self) -> str:
-        """How long everything took, and the longer stages in order."""
-        parts = [f"{stage} {seconds:.1f}" for stage, seconds in self.seconds.items() if seconds >= _SHORT]
-        return f"{sum(self.seconds.values()):.1f} s" + (f": {', '.join(parts)}" if parts else "")
-
-    def _note(self) -> None:
-        """Record the end of a stage."""
-        now = time.monotonic()
-        if self._stage:
-            self.seconds[self._stage] = self.seconds.get(self._stage, 0.0) + now - self._stage_began
-        self._stage_began = now
-
-    def _tick(self) -> None:
-        while not self._over.wait(TICK_SECONDS):
-            with self._lock:
-                if self._stage and not self._over.is_set():
-                    self._rewrite()
-
-    def _rewrite(self) -> None:
-        share = "" if self._share is None else f", {self._share:.0%}"
-        line = f"{self.total:6.1f} s  {self._stage}{share} ..."
-        line = line[: shutil.get_terminal_size().columns - 1]  # a wrapped line could not be erased
-        self._write(_ERASE + (line if os.environ.get("NO_COLOR") else f"\x1b[2m{line}\x1b[0m"))
+        if self._live and not self._over:
+            self._write(_ERASE)
+        self._over = True
 
     def _write(self, text: str) -> None:
         self._out.write(text)

@@ -44,7 +44,7 @@ def serve(config: ServeConfig, stages: Stages, spawn: Callable[[], Spawned] = sp
         if info is None:
             show_models(config, port)
         else:
-            show(info, config, model_names(config)[0], port, stages.summary())
+            show(info, config, model_names(config)[0], port)
 
     def changed(status: EngineStatus) -> None:
         if status.state == "loading":
@@ -167,16 +167,12 @@ def warnings(config: ServeConfig) -> list[str]:
     return []
 
 
-def show(
-    info: EngineInfo, config: ServeConfig, model: str, port: int, took: str = "", out: TextIO | None = None
-) -> None:
+def show(info: EngineInfo, config: ServeConfig, model: str, port: int, out: TextIO | None = None) -> None:
     """Print the banner on stderr.
 
-    model: the name for clients. port: the actual one, which differs from the setting if that was 0. took: how long the
-    start took, in words.
+    model: the name for clients. port: the actual one, which differs from the setting if that was 0.
     """
-    table = [*rows(info), *([("start-up", took)] if took else [])]
-    _announce(table, info.warnings, config, model, port, out or sys.stderr)
+    _announce(rows(info), info.warnings, config, model, port, out or sys.stderr)
 
 
 def show_models(config: ServeConfig, port: int, out: TextIO | None = None) -> None:
