@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from foresay.server.catalog.catalog import KnownShape, find_target, known_targets, parameters_of
-from foresay.server.cli.pair import check, recommended
-from foresay.server.engine.checks import described
+from foresay.server.cli.pair import check, described, recommended
 from foresay.server.engine.drafters.registry import ENTRIES
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import BUNDLED, choose_draft
@@ -155,7 +154,7 @@ def test_check_recommends_for_a_target_that_is_not_here(cache):
 def test_a_draft_that_does_not_fit_is_answered_with_one_that_does(models, tmp_path):
     directory = tmp_path / "Qwen3-8B"
     directory.symlink_to(models / "target")
-    config = EngineConfig(target=str(directory), draft=str(models / "twin"))
+    config = EngineConfig(target=str(directory), draft=str(models / "wide_medusa"))
     assert "Qwen/Qwen3-0.6B" in check(config).recommended
     sound = EngineConfig(target=str(models / "target"), draft=str(models / "draft"))
     assert check(sound).recommended == ""

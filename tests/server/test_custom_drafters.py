@@ -91,7 +91,7 @@ def test_what_is_no_drafter_is_refused(here: Path, source: str | None, said: str
     assert re.search(said, refused("mine:Own"))
     report = check(EngineConfig(draft="mine:Own", **SMALL))  # type: ignore[arg-type]
     imported = source is not None and "class Own(" in source and "extend = 3" not in source
-    assert report.works == imported, report.findings
+    assert report.works == imported, report.fault
 
 
 def test_two_of_one_name_are_refused(here: Path) -> None:

@@ -15,13 +15,11 @@ from pathlib import Path
 from typing import Any, NoReturn, Self
 
 from foresay.drafters.custom import CustomDrafter
-from foresay.server.engine.checks import Notes, Target
 from foresay.server.engine.device import LoadContext
 from foresay.server.engine.drafters.entry import Entry
 from foresay.spec.errors import ConfigurationError
 from foresay.spec.names import ALIASES, DRAFTERS, NONE
 from foresay.spec.protocols import Drafter, FeatureRequest
-from foresay.spec.tree import TreeShape
 from foresay.spec.wall import where_raised
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model_runner import ModelRunner
@@ -56,12 +54,6 @@ class Custom(Entry):
         """Import it before anything large is read."""
         self._class()
         return self
-
-    def look_at(self, notes: Notes, target: Target, name: str, shape: TreeShape | None) -> None:
-        """Note whether it can be imported and is a drafter."""
-        found = notes.attempt("draft", f"name a class that is a drafter, {_LOOK}", self._class)
-        if found is not None:
-            notes.ok("draft", f"{self.option}: a drafter of your own; works with any target", kind="custom")
 
     def load(self, loading: LoadContext, target: ModelRunner) -> CustomDrafter:
         """Make an instance, and check what only an instance has: its name, and the features it needs."""

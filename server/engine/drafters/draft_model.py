@@ -9,21 +9,16 @@ from pathlib import Path
 from typing import Self
 
 from foresay.drafters.draft_model import DraftModelDrafter, RecurrentDraftDrafter
-from foresay.server.engine.checks import Notes, Target, described, facts, look_at_files
 from foresay.server.engine.device import LoadContext
 from foresay.server.engine.drafters.entry import FromFiles
 from foresay.server.engine.parameters import drafted_bytes, model_bytes, quantized, token_bytes
-from foresay.server.engine.vocabulary import SMALL_SHARE, Translation, drafted_tokens, overlap, translation
+from foresay.server.engine.vocabulary import Translation, drafted_tokens, translation
 from foresay.server.settings.config import EngineConfig
-from foresay.server.text.tokenizer import tokenizer_file
 from foresay.spec.names import DRAFT_MODEL
-from foresay.spec.tree import TreeShape
-from foresay.verifier.model.config import ModelConfig, idle_parameters, parameters
-from foresay.verifier.model.families import FAMILIES
+from foresay.verifier.model.checkpoint import Checkpoint
+from foresay.verifier.model.config import ModelConfig
+from foresay.verifier.model.weights import check
 from foresay.verifier.model_runner import ModelRunner
-
-#: A draft model with more than this share of the target's weights seldom pays.
-_LARGE = 0.5
 
 
 @dataclass(frozen=True)
@@ -87,63 +82,6 @@ class DraftModel(FromFiles):
         """A warning if these are few."""
         return "" if self.between is None else self.between.warning(self.location)
 
-    def look_at(self, notes: Notes, target: Target, name: str, shape: TreeShape | None) -> int | None:
-        """Check its files, its size relative to the target's, and what both vocabularies share."""
-        other = f"take a model of a supported family ({', '.join(f.models for f in FAMILIES.values())})"
-        model = notes.attempt("draft", other, lambda: self.model)
-        if model is not None:
-            look_at_files(notes, "draft", self.directory, model, target.dtype.value)
-            if not notes.failed("draft"):
-                self._note(notes, target, name)
-        self._look_at_vocabulary(notes, target, model)
-        return None if model is None else model.max_positions
-
-    def _note(self, notes: Notes, target: Target, name: str) -> None:
-        share = _met(self.model) / _met(target.model)
-        shape = described(self.model, target.dtype.value, target.activations.value)
-        text = f"{shape} ({share:.0%} of the target's), {name}"
-        notes.ok("draft", text, kind=DRAFT_MODEL, **facts(self.model))
-        if share > _LARGE:
-            notes.warn(
-                "draft",
-                f"the draft model has {share:.0%} as many weights as the target, so drafting is slow as well",
-                "name a smaller model of the family; foresay bench measures what this one gains",
-            )
-
-    def _look_at_vocabulary(self, notes: Notes, target: Target, model: ModelConfig | None) -> None:
-        """Note whether both models use the same token ids; if not, how many tokens they share."""
-        fetch = f"put the target's tokenizer.json into {self.directory}"
-        # A list, since "nothing to compare" (None) is a result too.
-        found = notes.attempt("vocabulary", fetch, lambda: [overlap(target.directory, self.directory)])
-        if found is None:
-            return
-        shared = found[0]
-        if shared is None:
-            here = self.directory if tokenizer_file(target.directory) else target.directory
-            notes.warn(
-                "vocabulary",
-                f"{here} has no tokenizer.json, so it is unknown whether the token ids of both mean the same",
-                f"put the model's tokenizer.json into {here}",
-            )
-        elif shared.whole:
-            notes.ok("vocabulary", f"all {shared.ours:,} tokens agree", target=shared.ours, draft=shared.theirs)
-        elif model is not None:
-            checked = notes.attempt("vocabulary", "", lambda: self.checked(target.directory, target.model))
-            if checked is not None and checked.between is not None:
-                _note_translation(notes, checked.between)
-
-
-def _note_translation(notes: Notes, made: Translation) -> None:
-    text = f"the draft model has another vocabulary, with {made.described}"
-    facts = {"target": made.tokens, "shared": len(made.token_ids), "share": round(made.share, 3)}
-    if made.share < SMALL_SHARE:
-        notes.warn(
-            "vocabulary", text, "foresay bench measures whether that is enough; a model of the family has all", **facts
-        )
-    else:
-        notes.ok("vocabulary", text, **facts)
-
-
-def _met(model: ModelConfig) -> int:
-    """The number of weights that each row is multiplied with."""
-    return parameters(model) - idle_parameters(model)
+    def check_files(self, target: ModelConfig, dtype: str) -> None:
+        """Compare its files' headers with its configuration."""
+        check(Checkpoint.open(self.directory), self.model)

@@ -11,7 +11,6 @@ from typing import Self
 
 from foresay.drafters.proposer import on_device
 from foresay.drafters.self_draft import SelfDrafter
-from foresay.server.engine.checks import Notes, Target, described
 from foresay.server.engine.device import LoadContext
 from foresay.server.engine.drafters.draft_model import DraftModel
 from foresay.server.engine.drafters.entry import Entry
@@ -23,7 +22,6 @@ from foresay.spec.errors import ConfigurationError
 from foresay.spec.names import SELF
 from foresay.spec.protocols import Drafter, Lookup
 from foresay.spec.shape import MAX_NODES
-from foresay.spec.tree import TreeShape
 from foresay.verifier.model.config import ModelConfig, parameters
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.quantization import Quantization
@@ -169,11 +167,7 @@ class Own(Entry):
         """That of the drafter before it."""
         return "" if self._with is None else self._with.warning
 
-    def look_at(self, notes: Notes, target: Target, name: str, shape: TreeShape | None) -> int | None:
-        """Note whether there are floats to make it of, and findings about the drafter before it."""
-        longest = None if self._with is None else self._with.look_at(notes, target, self._with.option, shape)
-        other = "name another drafter, such as suffix"
-        if notes.attempt("draft", other, lambda: self.checked(target.directory, target.model)) is not None:
-            copy = described(self.model, target.dtype.value, target.activations.value)
-            notes.ok("draft", f"the target itself in fewer bits, on its own KV cache: {copy}, {name}", kind=SELF)
-        return longest
+    def check_files(self, target: ModelConfig, dtype: str) -> None:
+        """Check the drafter before it: the copy is made of the target's files."""
+        if self._with is not None:
+            self._with.check_files(target, dtype)

@@ -8,12 +8,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from foresay.drafters.ngram import NgramDrafter
 from foresay.drafters.suffix.drafter import SuffixDrafter
 from foresay.server.catalog.hub import resolve
-from foresay.server.engine.checks import Notes, Target
 from foresay.server.engine.drafters.custom import Custom
 from foresay.server.engine.drafters.draft_model import DraftModel
 from foresay.server.engine.drafters.entry import Entry, FromFiles
@@ -24,35 +22,20 @@ from foresay.server.settings.resolved import named_in, stages
 from foresay.spec.errors import ConfigurationError
 from foresay.spec.names import NGRAM, NONE, SUFFIX
 from foresay.spec.protocols import Drafter
-from foresay.spec.tree import TreeShape
 
 
 @dataclass(frozen=True)
-class _Lookup(Entry):
-    """what: how it finds drafts, in words."""
-
-    what: ClassVar[str]
-    looks = True
-
-    def look_at(self, notes: Notes, target: Target, name: str, shape: TreeShape | None) -> None:
-        """Note what it does; nothing can be wrong."""
-        notes.ok("draft", f"{self.option}: {self.what}; works with any target", kind=self.option)
-
-
-@dataclass(frozen=True)
-class Ngram(_Lookup):
+class Ngram(Entry):
     """:mod:`foresay.drafters.ngram`."""
 
-    names, made = (NGRAM,), NgramDrafter
-    what = "looks up the last tokens earlier in the text"
+    names, made, looks = (NGRAM,), NgramDrafter, True
 
 
 @dataclass(frozen=True)
-class Suffix(_Lookup):
+class Suffix(Entry):
     """:mod:`foresay.drafters.suffix`."""
 
-    names, made = (SUFFIX,), SuffixDrafter
-    what = "looks up the last tokens earlier in the text and in earlier answers"
+    names, made, looks = (SUFFIX,), SuffixDrafter, True
 
 
 #: In the order in which a directory is tested for them, which is also the order in which models draft. A directory that
