@@ -173,7 +173,7 @@ class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
     """The running engine, for the banner, /health and reports.
 
     architecture: of the target, in transformers' words. parameters, weight_bytes: of the target; 0 if unknown.
-    bits: the class of its bits (:mod:`foresay.server.engine.numbers`).
+    bits: the class of its bits (:mod:`foresay.server.engine.parameters`).
     quantization: of the target's weights, in words; "" for floats. activations: the type they are multiplied with,
     ``int8`` or ``model``; "" if unknown. memory: what the engine holds, by parts, in words; empty if unknown.
     footprint: the same in bytes, as planned. kv_dtype: of the target's KV cache. kv_token_bytes: bytes per token of

@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from foresay.drafters.training.prompts import Prompt, read_prompts
-from foresay.server.cli.command import JSON, argument, command
+from foresay.server.cli.command import JSON, argument, command, loaded
 from foresay.server.cli.generate import sampling_params
 from foresay.server.cli.measure import PROMPTS, Comparison, Totals, Written, in_turns
-from foresay.server.cli.progress import loaded
 from foresay.server.settings.config import BenchConfig
 from foresay.server.settings.resolved import check_names
 from foresay.server.settings.units import counted

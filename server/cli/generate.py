@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from foresay.server.cli.command import argument, command
-from foresay.server.cli.progress import loaded, note, stopping, summary
+from foresay.server.cli.command import argument, command, loaded, note, stopping, summary
 from foresay.server.cli.serve import URL, answers
 from foresay.server.settings.config import SamplingConfig
 from foresay.server.settings.resolved import target_directory

@@ -19,8 +19,7 @@ from foresay.server.catalog import catalog, hub
 from foresay.server.catalog.catalog import fetched as known_fetched
 from foresay.server.catalog.catalog import find_target, of_short_name
 from foresay.server.catalog.hub import gguf_files, resolve
-from foresay.server.cli.command import argument, command, show_table
-from foresay.server.cli.progress import Stages
+from foresay.server.cli.command import Stages, argument, command, show_table
 from foresay.server.cli.serve import AT, answer
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import BUNDLED, check_model_name, check_names, target_directory

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from foresay.server.engine.numbers import PORTABLE
+from foresay.server.engine.parameters import PORTABLE
 from foresay.spec.errors import ConfigurationError
 
 #: What ``--check`` takes instead of a file, and where the receipts of known models are.

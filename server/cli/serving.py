@@ -17,8 +17,7 @@ from typing import Any, TextIO
 import msgspec
 
 from foresay.server.catalog.hub import resolve
-from foresay.server.cli.command import base_url, report_error
-from foresay.server.cli.progress import Stages
+from foresay.server.cli.command import Stages, base_url, report_error
 from foresay.server.engine.generation import EngineStatus
 from foresay.server.engine_process.child import Spawned, spawn
 from foresay.server.http.auth import is_loopback

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from foresay.server.engine.build import build_engine
-from foresay.server.engine.drafters.draft_model import DraftModel
+from foresay.server.engine.drafters.models import DraftModel
 from foresay.server.engine.drafters.registry import find
 from foresay.server.settings.resolved import choose_draft
 from foresay.spec.errors import ConfigurationError

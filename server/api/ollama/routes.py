@@ -20,8 +20,7 @@ from foresay.server.api.common import validation
 from foresay.server.api.common.route import LINES, ErrorShape, EventStream, Route, Stream, json_response
 from foresay.server.api.common.streaming import Answering, leased
 from foresay.server.api.common.turns import answered, chat_choices, completion_choices
-from foresay.server.api.ollama import answer as answers
-from foresay.server.api.ollama import request as ollama
+from foresay.server.api.ollama import chats as ollama
 from foresay.server.api.ollama import schemas
 from foresay.server.catalog.catalog import of_short_name
 from foresay.server.gateway.keys import CONTEXT
@@ -106,7 +105,7 @@ async def _chat(http: web.Request, service: Service, body: schemas.OllamaChatReq
     with ollama.NAMES as names:
         request = ollama.chat_of(body, text.chat_format)
         choices = names.warned(await chat_choices(service, request))
-        return await answered(http, service, request, choices, answers.OllamaChat, _origin(service, body))
+        return await answered(http, service, request, choices, ollama.OllamaChat, _origin(service, body))
 
 
 async def generate(http: web.Request, body: schemas.OllamaGenerateRequest) -> web.StreamResponse:
@@ -131,7 +130,7 @@ async def _generate(
             request = raw = await _raw(service, body, prompt)
             choices = await completion_choices(service, raw, validation.prompts(raw))
         warned = names.warned(choices)
-        return await answered(http, service, request, warned, answers.OllamaGenerate, _origin(service, body))
+        return await answered(http, service, request, warned, ollama.OllamaGenerate, _origin(service, body))
 
 
 async def _load_only(
@@ -179,7 +178,7 @@ async def tags(http: web.Request) -> web.Response:
     models.check_open()
     names = [(entry, name) for entry in models for name in entry.service.names.known]
     return json_response(
-        schemas.Tags([answers.described(name, models.server.created, entry.info) for entry, name in names])
+        schemas.Tags([ollama.described(name, models.server.created, entry.info) for entry, name in names])
     )
 
 
@@ -193,7 +192,7 @@ async def running(http: web.Request) -> web.Response:
 
 
 def _running(entry: Model, info: EngineInfo) -> schemas.RunningModel:
-    known = msgspec.structs.asdict(answers.described(entry.name, entry.service.server.created, info))
+    known = msgspec.structs.asdict(ollama.described(entry.name, entry.service.server.created, info))
     held, stays = 0 if info.footprint is None else info.footprint.held, entry.stays(time.monotonic())
     return schemas.RunningModel(
         **known | {"size": held},
@@ -220,8 +219,8 @@ def _shown(entry: Model) -> schemas.Shown:
         modelfile=f"FROM {target}\n",
         parameters="\n".join(f"{name} {value}" for name, value in defaults.items() if value is not None),
         template="" if text is None else text.tokenizer.template,
-        details=answers.details(entry.info),
-        model_info=answers.model_info(entry.name, target, entry.info, entry.longest),
+        details=ollama.details(entry.info),
+        model_info=ollama.model_info(entry.name, target, entry.info, entry.longest),
         capabilities=["completion"] if text is None else _capabilities(text),
         modified_at=moment(entry.service.server.created),
     )
@@ -264,7 +263,7 @@ async def version(http: web.Request) -> web.Response:
     return json_response(schemas.OllamaVersion(version=OLLAMA_VERSION, foresay=foresay.__version__))
 
 
-ERRORS = ErrorShape(prefix="/api/", body=schemas.OllamaError, make=answers.error_shape)
+ERRORS = ErrorShape(prefix="/api/", body=schemas.OllamaError, make=ollama.error_shape)
 _CHAT, _GENERATE, _PULL = (
     Stream(LINES, (line, schemas.OllamaError))
     for line in (schemas.OllamaChatLine, schemas.OllamaGenerateLine, schemas.PullStatus)

@@ -13,10 +13,9 @@ from foresay.drafters.ngram import NgramDrafter
 from foresay.drafters.suffix.drafter import SuffixDrafter
 from foresay.server.catalog.hub import resolve
 from foresay.server.engine.drafters.custom import Custom
-from foresay.server.engine.drafters.draft_model import DraftModel
 from foresay.server.engine.drafters.entry import Entry, FromFiles
 from foresay.server.engine.drafters.heads import Assistant, DFlash, Eagle, Medusa, Mtp
-from foresay.server.engine.drafters.own import Own
+from foresay.server.engine.drafters.models import DraftModel, Own
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import named_in, stages
 from foresay.spec.errors import ConfigurationError
