@@ -66,7 +66,6 @@ def test_the_line_to_try_is_one_shell_command_with_a_json_body() -> None:
     assert words[:3] == ["curl", "-N", "http://127.0.0.1:8123/v1/chat/completions"]
     body = json.loads(words[-1])
     assert body["model"] == "bundled" and body["messages"][0]["role"] == "user", "the toy has a chat template"
-    assert (body["temperature"], body["top_p"]) == (0.7, 0.95), "as foresay chat draws tokens"
 
 
 @pytest.mark.parametrize(
@@ -97,15 +96,3 @@ def test_a_tree_is_distinguished_from_a_chain() -> None:
     plain = msgspec.structs.replace(INFO, quantization="int8", activations="model", activations_reason="why")
     assert dict(serving.rows(plain))["activations"] == "not rounded (why)"
     assert dict(serving.rows(none))["drafter"] == "none"
-
-
-@pytest.mark.parametrize(
-    ("answers", "seconds", "line"),
-    [
-        (1234, 3700.0, "Foresay stopped after 1 h 2 min: 1,234 answers."),
-        (1, 45.2, "Foresay stopped after 45 s: 1 answer."),
-        (0, None, "Foresay stopped before it was ready."),
-    ],
-)
-def test_its_last_line_says_what_it_did(answers: int, seconds: float | None, line: str) -> None:
-    assert serving.goodbye(answers, seconds) == line

@@ -86,7 +86,7 @@ def test_serve_names_every_stage_then_both_addresses(tmp_path: Path) -> None:
             ).close()
         server.terminate()
         assert server.process.wait(180) == 0
-        assert re.fullmatch(r"Foresay stopped after .+: 2 answers\.", server.output.splitlines()[-1])
+        assert server.output.splitlines()[-1] == "Foresay stopped."
     ready = lines.index("Foresay is ready.")
     times, stages = zip(*(line.split(" s  ") for line in lines[:ready]), strict=True)
     assert list(map(float, times)) == sorted(map(float, times))
