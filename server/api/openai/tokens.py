@@ -137,7 +137,7 @@ async def render(http: web.Request, body: ChatRequest) -> web.Response:
     """The rendered prompt of a chat completion."""
     async with http.app[MODELS].reading(body.model) as service:
         _, info = service.opened()
-        prompt, room = (await rendered(service, body)).prompt, room_for(service, body, "messages")
+        (prompt, *_), room = await rendered(service, body), room_for(service, body, "messages")
         tokens = await service.encode(prompt, bool(body.add_special_tokens), room=room)
     answer = Rendered(prompt=prompt.text, token_ids=tokens, count=len(tokens), max_model_len=info.max_model_len)
     return json_response(answer)
