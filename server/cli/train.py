@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from foresay.drafters.training.prompts import Prompt, read_prompts
 from foresay.drafters.training.settings import Settings
 from foresay.server.cli import INTERRUPTED
-from foresay.server.cli.command import Stages, arguments, command, note
+from foresay.server.cli.command import Stages, arguments, command
 from foresay.server.engine_process.child import PASSIVE
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import check_model_name, target_directory
@@ -162,7 +162,6 @@ def run(config: None, arguments: Namespace) -> int:
     check_model_name(f"--target {arguments.target}", arguments.target)
     os.environ.update(PASSIVE | os.environ)
     prompts = read_prompts(arguments.prompts)
-    note(plan(arguments, len(prompts)))
     with Stages() as stages:
         stages("finding the target")
         directory, model = _target(arguments.target)
@@ -182,16 +181,6 @@ def run(config: None, arguments: Namespace) -> int:
     print(table(judged, settings.kind), flush=True)
     print(farewell(settings, work.out), file=sys.stderr, flush=True)
     return 0
-
-
-def plan(arguments: Namespace, prompts: int) -> str:
-    """What will be done."""
-    uses = "" if prompts >= arguments.samples else f", each used about {round(arguments.samples / prompts)} times"
-    return (
-        f"{counted(prompts, 'prompt')}{uses}; {arguments.target} answers them in "
-        f"{arguments.samples:,} texts of up to {arguments.length:,} tokens; {arguments.kind} is trained on these for "
-        f"{arguments.steps:,} steps of {arguments.batch} texts"
-    )
 
 
 def _kept(work: Work, settings: Settings) -> str:

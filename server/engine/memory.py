@@ -237,9 +237,8 @@ def plan_cpu(config: EngineConfig, length: int, demand: Demand, machine: int) ->
     kv_bytes = demand.kv_bytes(tokens)
     if overhead + kv_bytes > machine:
         taken = {**weights, **others, f"KV cache of {tokens:,} tokens": kv_bytes}
-        raise CannotRun(
-            _too_much("the engine", overhead + kv_bytes, taken, machine), _smaller_cache(affordable, length)
-        )
+        smaller = f"--kv-tokens {affordable} fits" if affordable >= length else "lower --max-model-len and --kv-tokens"
+        raise CannotRun(_too_much("the engine", overhead + kv_bytes, taken, machine), smaller)
     return demand.plan(tokens, machine, others)
 
 
@@ -325,8 +324,3 @@ def _smaller_weights(dtype: str, quantize: str | None) -> str:
     halved = "load them with --dtype bfloat16, " if dtype == "float32" else ""
     smaller = "" if quantize == "int4" else "make them smaller with --quantize int4, "
     return f"{halved}{smaller}or name a smaller model" if halved or smaller else "name a smaller model"
-
-
-def _smaller_cache(affordable: int, length: int) -> str:
-    """affordable: tokens that fit, including room for drafts."""
-    return f"--kv-tokens {affordable} fits" if affordable >= length else "lower --max-model-len and --kv-tokens"

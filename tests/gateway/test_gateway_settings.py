@@ -115,5 +115,5 @@ def test_the_banner_says_who_may_ask_and_shows_no_key():
     assert reported == "only with an API key"
     line = serving.try_line("https://127.0.0.1:1", "m", keyed=True)
     assert '-H "Authorization: Bearer $FORESAY_API_KEY"' in line and "/v1/completions " in line
-    assert "/v1/chat/completions " in serving.try_line("https://127.0.0.1:1", "m", sampling={})
+    assert "/v1/chat/completions " in serving.try_line("https://127.0.0.1:1", "m", chats=True)
     assert base_url("0.0.0.0", 8000, "https") == "https://127.0.0.1:8000"
