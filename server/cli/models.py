@@ -18,9 +18,8 @@ from foresay.server.catalog import catalog
 from foresay.server.catalog.catalog import KnownDraft, KnownTarget, find_target, last_part, on_disk
 from foresay.server.cli.command import console
 from foresay.server.engine.memory import Demand, plan_cpu
+from foresay.server.engine.numbers import choose_dtype, cpu_dtype, with_kv
 from foresay.server.engine.parameters import (
-    choose_dtype,
-    cpu_dtype,
     free_bytes,
     item_bytes,
     machine_bytes,
@@ -28,7 +27,6 @@ from foresay.server.engine.parameters import (
     model_bytes,
     multiplies_bf16,
     token_bytes,
-    with_kv,
 )
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.fields import nearest

@@ -18,7 +18,7 @@ from foresay.server.catalog.hub import is_local
 from foresay.server.cli.command import note
 from foresay.server.cli.serve import URL, ServerGone, answer, answers
 from foresay.server.engine_process.text_stream import AnswerStream, Completion
-from foresay.server.schemas.tokens import Provenance, StepProvenance
+from foresay.server.schemas.chat import Provenance, StepProvenance
 from foresay.server.settings.config import SamplingConfig
 from foresay.server.settings.fields import settings_of
 from foresay.server.settings.resolved import cached_target

@@ -29,17 +29,8 @@ from foresay.server.engine.drafting import (
 )
 from foresay.server.engine.handover import exactness_of, identity, opened
 from foresay.server.engine.memory import Demand, MemoryPlan, check_others, footprint, plan_cpu
-from foresay.server.engine.parameters import (
-    FAST,
-    bits_of,
-    choose_activations,
-    choose_dtype,
-    in_words,
-    kv_kind,
-    pinned,
-    quantized,
-    with_kv,
-)
+from foresay.server.engine.numbers import FAST, bits_of, choose_activations, choose_dtype, with_kv
+from foresay.server.engine.parameters import in_words, kv_kind, pinned, quantized
 from foresay.server.engine.vocabulary import remember_tokens, tokenizer
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import (

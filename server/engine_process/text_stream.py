@@ -12,7 +12,7 @@ from typing import Protocol, Self
 
 import msgspec
 
-from foresay.server.schemas.tokens import StepProvenance, TokenProvenance
+from foresay.server.schemas.chat import StepProvenance, TokenProvenance
 from foresay.server.text.choice import Choice
 from foresay.server.text.tokenizer import Tokenizer
 from foresay.spec.errors import ForesayError, InvalidRequest

@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import msgspec
 
+from foresay.server.schemas.chat import StepProvenance, TokenProvenance
 from foresay.server.schemas.shared import FinishReason
-from foresay.server.schemas.tokens import StepProvenance, TokenProvenance
 from foresay.server.text.detokenize import Detokenizer, StopSearch
 from foresay.server.text.parts import (
     OutputParser,

@@ -9,7 +9,7 @@ import foresay.server.api.responses.socket as socket_module
 from foresay.server.api.responses.events import ClientEvent, ResponseEvent, SocketError
 from foresay.server.api.responses.socket import Closing
 from foresay.server.api.responses.store import SocketLimits, StoreLimits
-from foresay.server.schemas.tokens import Source, StepProvenance, TokenProvenance
+from foresay.server.schemas.chat import Source, StepProvenance, TokenProvenance
 from tests.provenance.transcript import BEGIN, telling
 from tests.responses import transcript
 

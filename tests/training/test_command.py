@@ -180,7 +180,7 @@ def test_a_broken_target_is_named(target, prompts, tmp_path, capsys, how, printe
     damaged(broken, how)
     words = f"train eagle3 --target {broken} --prompts {prompts} --out {tmp_path}/head --samples 4 --length 20"
     assert main(words.split()) in (1, 2)
-    _, _, line = capsys.readouterr().err.splitlines()
+    (line,) = capsys.readouterr().err.splitlines()
     assert str(broken) in line
     assert printed in line
     assert list(tmp_path.iterdir()) == [broken]
