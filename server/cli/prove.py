@@ -22,8 +22,7 @@ import msgspec
 import foresay
 from foresay.drafters.training.prompts import Prompt
 from foresay.server.cli import bench, measure
-from foresay.server.cli.command import argument, command
-from foresay.server.cli.progress import loaded
+from foresay.server.cli.command import argument, command, loaded
 from foresay.server.cli.receipt import (
     KNOWN,
     PLAIN,

@@ -32,11 +32,11 @@ from rich.markdown import Markdown
 from rich.segment import Segment
 from rich.text import Text
 
-from foresay.server.cli.progress import stopping, unechoed
+from foresay.server.cli.command import stopping, unechoed
 
 if TYPE_CHECKING:
     from foresay.server.engine_process.text_stream import AnswerStream, Completion
-    from foresay.server.schemas.tokens import TokenProvenance
+    from foresay.server.schemas.chat import TokenProvenance
 
 #: Seconds between redraws of the growing block.
 FRAME_SECONDS = 0.08

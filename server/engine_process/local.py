@@ -6,7 +6,6 @@ and so does an interrupt.
 
 from __future__ import annotations
 
-import re
 import secrets
 import signal
 import threading
@@ -68,14 +67,6 @@ def is_one(prompt: str | list[Any]) -> bool:
     return isinstance(prompt, str) or any(not isinstance(entry, str | list | tuple) for entry in prompt)
 
 
-def of_arguments(message: str) -> str:
-    """A message with flags renamed to Python arguments: ``--draft-tokens`` to ``draft_tokens``, ``TARGET`` to
-    ``target``."""
-    names = {name.replace("_", "-"): name for name in EngineConfig.__struct_fields__}
-    of_flags = re.sub(r"--([a-z][a-z-]*)", lambda flag: names.get(flag[1], flag[0]), message)
-    return re.sub(r"\bTARGET\b", "target", of_flags)
-
-
 Prompt = str | Sequence[int]
 #: What an output must match; a mapping has the fields of :class:`StructuredOutputs`.
 Structured = StructuredOutputs | Mapping[str, Any]
@@ -101,7 +92,6 @@ class Engine:
             check_names(config)
             self._start(config, progress)
         except ForesayError as error:
-            error.args = (of_arguments(str(error)),)
             raise error.with_traceback(None) from None  # the argument is wrong: one sentence, no traceback
 
     @classmethod

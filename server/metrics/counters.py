@@ -326,11 +326,6 @@ class Counters:
         return self.step_wait_seconds / self.step_seconds.sum if self.step_wait_seconds else 0.0
 
     @property
-    def answers(self) -> int:
-        """Requests that completed, neither cancelled nor failed; each choice counts as one."""
-        return sum(times for reason, times in self.request_success.items() if reason not in ("abort", "error"))
-
-    @property
     def evident(self) -> bool:
         """Whether it holds enough data to say that speculation costs time: one odd text is not enough."""
         return (

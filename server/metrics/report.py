@@ -1,8 +1,5 @@
-"""What telemetry reports, ready for JSON. Rates are shares from 0 to 1, times are seconds; None: no data.
-
-Only :class:`RequestSummary` and :class:`RequestDetail` hold text, and these are shown only to the key that sent the
-request.
-"""
+"""What telemetry reports, ready for JSON. Rates are shares from 0 to 1, times are seconds; None: no data. Nothing of it
+holds text."""
 
 from __future__ import annotations
 
@@ -286,17 +283,15 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 class RequestSummary(msgspec.Struct, frozen=True, kw_only=True):
     """One request, finished or running (``finish_reason`` None). cancelled and error are reasons too.
 
-    request_id: the ``X-Request-Id`` of its HTTP request. prompt: the first words of its prompt, or of a conversation's
-    last message; None if its client wanted nothing stored. read_tokens: of the prompt, read so far. cached_tokens: of
-    the prompt, found in the KV cache. seed: reproduces the text; None before it is known. drafters: trees of each.
-    Times as measured by the server, from the admission of the request; ``tokens_per_second`` of a finished one is the
-    engine's, as in the response's ``metrics``.
+    request_id: the ``X-Request-Id`` of its HTTP request. read_tokens: of the prompt, read so far. cached_tokens: of the
+    prompt, found in the KV cache. seed: reproduces the text; None before it is known. drafters: trees of each. Times as
+    measured by the server, from the admission of the request; ``tokens_per_second`` of a finished one is the engine's,
+    as in the response's ``metrics``.
     """
 
     id: str
     request_id: str
     started: float
-    prompt: str | None
     temperature: float
     seed: int | None
     prompt_tokens: int
@@ -315,36 +310,3 @@ class RequestSummary(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_step: float | None
     drafters: dict[str, int]
     finish_reason: str | None
-
-
-class RequestStep(msgspec.Struct, frozen=True, array_like=True):
-    """One step of one request: its number in the engine, the drafter, drafted nodes, accepted nodes, tokens in the
-    text, and its milliseconds."""
-
-    step: int
-    drafter: str
-    drafted: int
-    accepted: int
-    tokens: int
-    milliseconds: float
-
-
-class TokenText(msgspec.Struct, frozen=True, array_like=True):
-    """What one token adds to the text. drafter: empty if it was sampled by the target. depth: in the draft tree; 0:
-    sampled by the target. forced: drafted because a grammar allowed nothing else."""
-
-    text: str
-    drafter: str
-    depth: int
-    forced: bool
-
-
-class RequestDetail(msgspec.Struct, frozen=True):
-    """One request of the caller's key. whole: false if it was so long that only its beginning is kept. text_kept: false
-    if its client wanted nothing stored; then there is no text."""
-
-    summary: RequestSummary
-    steps: list[RequestStep]
-    text: list[TokenText]
-    whole: bool
-    text_kept: bool

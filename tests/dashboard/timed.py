@@ -198,8 +198,6 @@ class Stepping:
     def finish(self, id: str, at_token: int) -> None:
         self._engine.finish(id, at_token)
 
-    def keep_warm(self, tokens: list[int], salt: str) -> None: ...
-
 
 def building(script: Script, clock: Clock) -> Callable[..., EngineCore]:
     """A stand-in for :func:`foresay.server.engine.build.build_engine`."""

@@ -27,7 +27,7 @@ from foresay.server.cli.main import main
 from foresay.server.cli.serve import answer
 from foresay.server.cli.served import ServedModel
 from foresay.server.cli.terminal import AnswerWriter, LineReader, history_file
-from foresay.server.schemas.tokens import TokenProvenance
+from foresay.server.schemas.chat import TokenProvenance
 from foresay.server.settings.config import SamplingConfig
 from foresay.server.settings.resolved import BUNDLED
 from foresay.spec.errors import NumericalError

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +32,7 @@ LONG: dict[str, Any] = {
 }
 DRAWN = LONG | {"n": 2, "temperature": 1.0, "max_tokens": 400}
 SHORT = LONG | {"max_tokens": 24}
+ENDING = "running requests end before another model comes"
 
 
 class Setup(NamedTuple):
@@ -57,22 +58,11 @@ class Setup(NamedTuple):
         async with self.client.get("/server_info") as response:
             return (await response.json())["config"]
 
-    @asynccontextmanager
-    async def reloading(self, **settings: Any) -> AsyncIterator[Callable[[], Any]]:
-        """A change to the other model; the next line about it."""
-        body = {"settings": {"target": str(self.models[1])} | settings, "stream": True}
+    async def replaced(self) -> None:
+        """The other model serves."""
+        body = {"settings": {"target": str(self.models[1])}}
         async with self.client.post("/admin/reload", json=body, headers=HEADERS) as response:
-
-            async def line() -> Any:
-                return json.loads(await response.content.readline())
-
-            assert (await line())["phase"] == "checking the files"
-            yield line
-
-    async def replaced(self, line: Callable[[], Any]) -> None:
-        """Until the other model serves."""
-        while (last := await line())["status"] == "loading":
-            pass
+            last = await response.json()
         assert last["status"] == "replaced", last
         self.models.reverse()
 
@@ -156,15 +146,17 @@ async def test_what_runs_ends_undisturbed_and_new_requests_wait_for_the_other_mo
     bodies = [LONG, DRAWN, LONG | {"stop": texts[0][len(texts[0]) // 2 :][:40]}]
     right, short = await undisturbed(setup, *bodies), await setup.ask(SHORT)
     [before] = setup.server.engine_processes()
-    async with streams(setup, *bodies, stopped=before) as reading, setup.reloading() as line:
-        while (await line())["phase"] != "running requests end first":
-            pass
+    async with streams(setup, *bodies, stopped=before) as reading, asyncio.TaskGroup() as tasks:
+        seen = setup.server.output.count(ENDING)
+        replacing = tasks.create_task(setup.replaced())
+        while setup.server.output.count(ENDING) == seen:
+            await asyncio.sleep(0.05)
         waiting = asyncio.create_task(setup.ask(SHORT))
         await asyncio.sleep(0.5)
         assert not waiting.done() and not any(one.done() for one in reading)
         os.kill(before, signal.SIGKILL if killed else signal.SIGCONT)
         assert await asyncio.gather(*reading) == right
-        await setup.replaced(line)
+        await replacing
         other = await waiting
     assert other["choices"] != short["choices"] and other["system_fingerprint"] != short["system_fingerprint"]
     assert len(setup.server.engine_processes()) == 1

@@ -57,7 +57,6 @@ class Served:
     def __init__(self, spawn: Callable[[], Spawned] = spawn, folder: Path = Path()) -> None:
         self.folder = folder
         self.seen: list[EngineStatus] = []
-        self.told: list[str] = []
         self.models = Models.of(CONFIG, self.seen.append, spawn)
 
     async def __aenter__(self) -> Self:
@@ -78,8 +77,7 @@ class Served:
 
     async def reload(self, draft: str) -> int:
         """Go on in an engine with another draft; returns how many requests do."""
-        tell, config = self.told.append, replace(CONFIG, draft=draft)
-        resumed = await self.models.reload(self.models.first, config, True, lambda phase, share: tell(phase))
+        resumed = await self.models.reload(self.models.first, replace(CONFIG, draft=draft), True)
         assert bool(resumed.pause) == self.models.first.loaded
         return resumed.moved
 
@@ -138,7 +136,6 @@ async def test_streams_go_on_in_an_engine_with_another_draft(served: Served) -> 
         last = one[-1].ending
         assert last is not None and len(last.resumed) == 1 and not last.changed
     assert [status.cause for status in served.seen if status.cause] == ["replaced"]
-    assert served.told
     await served.reload("none")
 
 

@@ -268,20 +268,6 @@ def test_every_error_is_exported() -> None:
     assert foresay.__all__ == sorted(foresay.__all__)
 
 
-def test_errors_of_settings_speak_of_arguments() -> None:
-    wrong: list[tuple[dict[str, Any], str]] = [
-        ({"draft": "./no-such-drafter"}, "draft ./no-such-drafter: no such file or directory"),
-        (
-            {"draft": "none", "draft_vocab": "100"},
-            "draft_vocab 100: is for draft models, EAGLE and MTP heads, but draft is none",
-        ),
-    ]
-    for given, said in wrong:
-        with pytest.raises(ForesayError) as caught:
-            Engine(**given)
-        assert str(caught.value) == said
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [

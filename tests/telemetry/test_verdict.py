@@ -64,24 +64,6 @@ class Run:
         self.reporter.report()
 
 
-def test_a_line_says_how_far_a_long_prompt_is_read(caplog: pytest.LogCaptureFixture) -> None:
-    run, choice = Run(), chosen(prompt=40_000)
-    with caplog.at_level(logging.INFO, "foresay.speculation"), run.telemetry.watching([choice]) as [stats]:
-        run.reporter.report()
-        for read in (12_000, 20_000, 20_000):
-            run.telemetry.step(msgspec.structs.replace(STEP, seconds={"forward": 2.0}, reading={"r": (read, 8_000)}))
-            if read < 20_000:
-                run.reporter.report()  # nothing about one that began just now
-            else:
-                run.report()
-        delta = Delta(id="r", tokens=[5], origin=Origin(1, "", [-1], 0, [], {}))
-        kept(stats, delta, Piece(token_ids=[5], offsets=[0]))
-        run.report()
-    assert [record.getMessage() for record in caplog.records] == [
-        f"Reading a prompt: 50% of 40,000 tokens (8,000 of them cached) after {seconds} s" for seconds in (12, 22)
-    ]
-
-
 def test_a_line_for_people(caplog: pytest.LogCaptureFixture) -> None:
     run = Run()
     run.steps(60, accepted=3, propose=0.004, forward=0.011)
