@@ -68,22 +68,6 @@ async def test_generate_goes_through_the_template_unless_raw(tokenizer, script):
     assert prompts[:2] == ["<|system|>Be kind<|end|><|user|>Tell<|end|><|assistant|>", "Tell"]
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_logprobs_of_every_token(tokenizer, script, stream):
-    async with clients(ScriptedEngine(script, 3), tokenizer) as (client, _):
-        wanted: dict[str, Any] = {"logprobs": True, "top_logprobs": 2, "stream": stream}
-        for raw in (False, True):
-            answer = await client.generate(model="toy", prompt="Tell", raw=raw, **wanted)
-            pieces = [piece async for piece in answer] if stream else [answer]
-            entries = [entry for piece in pieces for entry in piece.logprobs or []]
-            assert len(entries) == len(script)
-            assert all(len(entry.top_logprobs or []) == 2 for entry in entries)
-            assert "".join(piece.response or "" for piece in pieces).startswith(entries[0].token)
-        chat = await client.chat(model="toy", messages=ASK, logprobs=True)
-        assert len(chat.logprobs or []) == len(script)
-        assert (await client.chat(model="toy", messages=ASK)).logprobs is None
-
-
 async def test_an_answer_may_be_endless_and_an_option_without_effect(tokenizer, script):
     engine = ScriptedEngine(script)
     async with clients(engine, tokenizer) as (client, _):
