@@ -79,6 +79,8 @@ class DraftModelDrafter(TreeDrafter):
         self._cut = model.decoder if vocabulary is None else vocabulary.cut(model.decoder)
         self._read, self._known = read, model.vocab_size if read is None else len(read)
         self._read_there = None if read is None else read.to(device)
+        # Of recurrent layers: the state of each text, and its batch index in the last passes.
+        self._texts, self._indices = dict[str, TextState](), dict[str, int]()
 
     def reach(self, levels: int) -> int:
         """The last committed token and the root."""
@@ -168,19 +170,10 @@ class RecurrentDraftDrafter(DraftModelDrafter):
 
     recurrent, whole = True, False
 
-    def __init__(
-        self,
-        model: ModelRunner,
-        name: str = DRAFT_MODEL,
-        read: Tensor | None = None,
-        token_ids: Tensor | None = None,
-        vocabulary: DraftVocabulary | None = None,
-    ) -> None:
-        super().__init__(model, name, read, token_ids, vocabulary)
-        assert model.store.states is not None, "its layers are recurrent"
-        self._store: StateStore = model.store.states
-        self._texts: dict[str, TextState] = {}
-        self._indices: dict[str, int] = {}  # the batch index of each sequence of the last passes
+    @property
+    def _store(self) -> StateStore:
+        assert self.model.store.states is not None, "its layers are recurrent"
+        return self.model.store.states
 
     # -- passes ------------------------------------------------------------------------------------------------------
 

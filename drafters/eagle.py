@@ -35,12 +35,12 @@ import torch
 from torch import Tensor
 
 from foresay.drafters.growth import Growth, below
-from foresay.drafters.hidden_states import FeatureDrafter, marginal_logits
+from foresay.drafters.hidden_states import FeatureDrafter, feature_store, marginal_logits
 from foresay.kvpaging import KVStore, PagePool, PageTable
 from foresay.spec.names import EAGLE, EAGLE3, PEAGLE
 from foresay.spec.protocols import Features, Rows
 from foresay.spec.sequence import SequenceState
-from foresay.spec.tree import DraftTree, TreeShape
+from foresay.spec.tree import DraftTree
 from foresay.verifier.forward_batch import StaticRows
 from foresay.verifier.graphs.rows import Nodes, chain_words, rows_of
 from foresay.verifier.graphs.state import StepState, sent
@@ -69,13 +69,14 @@ class EagleDrafter(FeatureDrafter):
         vocabulary: DraftVocabulary | None = None,
     ) -> None:
         layer, device = head.layer, head.device
-        name = name or (EAGLE3 if head.config.generation == 3 else EAGLE)
-        needs, width = head.config.needs, layer.hidden_size
-        super().__init__(name, pool, needs, width, head.dtype, device, head.token_ids)
+        name = name or (PEAGLE if head.mask is not None else EAGLE3 if head.config.generation == 3 else EAGLE)
+        features = feature_store(pool, layer.hidden_size, head.dtype, device)
+        super().__init__(name, head.config.needs, features, head.token_ids)
         self.store = KVStore(pool, kv_shapes(layer), kv or head.dtype, device)
-        self.head, self.vocabulary = head, vocabulary
+        self.head, self.vocabulary, self.deepest = head, vocabulary, head.config.guesses or None
         self._cut = head if vocabulary is None else head.drafting(vocabulary)
         self._warned = False
+        self._masks: dict[tuple[int, int], tuple[Nodes, Tensor]] = {}  # of a head that has them
 
     def fuse(self, features: Features) -> Tensor:
         """[R, H]: the target's layers, fused to the head's input."""
@@ -170,21 +171,6 @@ class PEagleDrafter(EagleDrafter):
     """Drafts with a head that guesses several tokens at once."""
 
     free = ahead = True
-
-    def __init__(
-        self,
-        head: EagleHead,
-        pool: PagePool,
-        name: str = PEAGLE,
-        kv: torch.dtype | None = None,
-        vocabulary: DraftVocabulary | None = None,
-    ) -> None:
-        super().__init__(head, pool, name, kv, vocabulary)
-        self._masks: dict[tuple[int, int], tuple[Nodes, Tensor]] = {}
-
-    def limited(self, shape: TreeShape) -> TreeShape:
-        """At most as deep as it was trained for."""
-        return shape.limited(self.head.config.guesses)
 
     def begin(self, state: StepState, levels: int) -> tuple[Tensor, Tensor]:
         """The last rows of the text and the masks, in one pass. Its logits, level by level, are the levels' state."""

@@ -51,13 +51,13 @@ _LEAST_LOOKED = 8
 class LevelLayout(NamedTuple):
     """The part of a level that is fixed before it grows.
 
-    front: nodes expanded for it. looked: k. kept: W. going: the indices of the kept ones that are expanded next.
+    front: nodes expanded for it. looked: k. kept: W. expanded: how many of the kept ones are expanded next, the first.
     """
 
     front: int
     looked: int
     kept: int
-    going: tuple[int, ...]
+    expanded: int
 
 
 @lru_cache(maxsize=256)
@@ -73,11 +73,9 @@ def layout(shape: TreeShape, free: bool = False, priced: bool = False) -> tuple[
     for width in shape.widths:
         looked = 1 if shape.is_chain else min(most, max(breadth, _LEAST_LOOKED))
         kept = min(most, front * looked)
-        going = min(kept, width if priced else breadth)
-        if len(levels) == shape.levels - 1:
-            going = 0
-        levels.append(LevelLayout(front, looked, kept, tuple(range(going))))
-        front = going
+        expanded = 0 if len(levels) == shape.levels - 1 else min(kept, width if priced else breadth)
+        levels.append(LevelLayout(front, looked, kept, expanded))
+        front = expanded
     return tuple(levels)
 
 
@@ -125,16 +123,15 @@ class GrowthPlan:
         """The depth of each candidate, and its row if it gets one, else -1."""
         depths, rows, row = list[int](), list[int](), 1
         for depth, fixed in enumerate(self.levels, start=1):
-            going = len(fixed.going)
             depths += [depth] * fixed.kept
-            rows += [*range(row, row + going), *[-1] * (fixed.kept - going)]
-            row += going
+            rows += [*range(row, row + fixed.expanded), *[-1] * (fixed.kept - fixed.expanded)]
+            row += fixed.expanded
         return depths, rows
 
     def marks(self, level: int, first: int) -> Tensor:
         """int64[W]: the ancestor-word bits of a level's kept candidates; those that get a row count from ``first``."""
         fixed = self.levels[level]
-        count = 0 if self.free else len(fixed.going)
+        count = 0 if self.free else fixed.expanded
         return self.column([*(_signed(1 << first + index) for index in range(count)), *[0] * (fixed.kept - count)])
 
     def depths(self, depth: int, count: int) -> Tensor:
@@ -276,23 +273,23 @@ class Growth:
             plan.marks(depth, self._rows),
             None if self._curves is None else self._curves.pieces,
         )
-        parent_rows = self._go_on(fixed.going, kept)
+        parent_rows = self._go_on(fixed.expanded, kept)
         self._walk.append((self._front.tokens, self._front.words))
         self.levels.append(Level(kept.tokens, kept.parents, kept.scores, children, chances, self._front.scores))
         return parent_rows
 
-    def _go_on(self, going: tuple[int, ...], kept: Kept) -> Tensor:
-        """Number the new candidates, and expand some of them next, if that is worth its price; returns the parents of
-        those."""
-        plan = self.plan
-        numbers = tuple(self._candidates + index for index in going)
-        rows = tuple(range(self._rows, self._rows + len(going)))
+    def _go_on(self, count: int, kept: Kept) -> Tensor:
+        """Number the new candidates, and expand the first ``count`` of them next, if that is worth its price; returns
+        the parents of those."""
+        numbers = tuple(range(self._candidates, self._candidates + count))
+        rows = tuple(range(self._rows, self._rows + count))
         self._candidates += kept.tokens.shape[1]
-        self._rows += len(going)
+        self._rows += count
         tokens, parent_rows, words, scores = (
-            _columns_of(each, going, plan) for each in (kept.tokens, kept.indices, kept.words, kept.scores)
+            each if count == each.shape[1] else each[:, :count].contiguous()
+            for each in (kept.tokens, kept.indices, kept.words, kept.scores)
         )
-        if self._bars is not None and going:
+        if self._bars is not None and count:
             scores = worth_another(scores, self._bars.below(len(self.levels) + 1))
         self._front = _Front(numbers, rows, tokens, words, scores)
         return parent_rows
@@ -301,15 +298,12 @@ class Growth:
         """The finished trees, on the device."""
         plan, state = self.plan, self.state
         if plan.chain is None:
-            return self._cut()
+            made = self.cut()
+            return replace(made.tree, rows=made.rows, more=(*self.looked, made.candidates))
         tokens = join_columns(state.roots[:, None].contiguous(), *(level.tokens for level in self.levels))
         tokens = known_tokens(tokens, _ANY)
         counts = torch.full_like(state.roots, plan.shape.nodes) if self._bars is None else self._bars.counts
         return DeviceTree(tokens, *plan.chain, counts, True)
-
-    def _cut(self) -> DeviceTree:
-        made = self.cut()
-        return replace(made.tree, rows=made.rows, more=(*self.looked, made.candidates))
 
     def cut(self) -> Cut:
         """The nodes of trees, chosen by their scores."""
@@ -372,10 +366,3 @@ def below(states: Tensor, parent_rows: Tensor | None) -> Tensor:
         return states
     by_sequence = states.view(len(parent_rows), -1, states.shape[1])
     return by_sequence.gather(1, parent_rows[:, :, None].expand(-1, -1, states.shape[1])).flatten(0, 1)
-
-
-def _columns_of(values: Tensor, going: tuple[int, ...], plan: GrowthPlan) -> Tensor:
-    """[S, F]: the columns of the nodes that are expanded."""
-    if going == tuple(range(len(going))):
-        return values if len(going) == values.shape[1] else values[:, : len(going)].contiguous()
-    return values.index_select(1, plan.column(going))

@@ -22,11 +22,11 @@ from torch import Tensor
 from foresay.drafters.growth import Growth
 from foresay.drafters.levels import TreeDrafter
 from foresay.kvpaging import KVStore, PagePool, PageTable, Store
-from foresay.spec.protocols import FeatureRequest, Features, RowFeatures
+from foresay.spec.protocols import FeatureReader, FeatureRequest, Features, RowFeatures
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree
 from foresay.verifier.graphs.capture import recorded
-from foresay.verifier.graphs.proposer import AcceptedTree
+from foresay.verifier.graphs.proposer import AcceptedTree, KeepsFeatures
 from foresay.verifier.graphs.state import StepState, sent
 from foresay.verifier.model.config import KVShape
 from foresay.verifier.ops.eager import compiled
@@ -149,20 +149,8 @@ class WaitingFeatures(Store):
                 marks[page] = max(marks[page], 1 + (waiting.stop - 1) % size)
 
 
-class HiddenStateDrafter(TreeDrafter):
-    """Keeps what it needs of them; implements :class:`foresay.verifier.graphs.proposer.KeepsFeatures`."""
-
-    @abstractmethod
-    def observe(self, sequence: SequenceState, features: Features) -> None:
-        """See :class:`foresay.spec.protocols.FeatureReader`."""
-
-    @abstractmethod
-    def keep(self, features: Features, positions: Tensor, slots: Tensor) -> None:
-        """Store the features of positions, int64[R] like their slots, on the device."""
-
-    @abstractmethod
-    def stored(self, sequence: SequenceState, count: int) -> None:
-        """The last ``count`` positions were stored."""
+class HiddenStateDrafter(TreeDrafter, KeepsFeatures, FeatureReader):
+    """Keeps what it needs of them."""
 
     def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
         """The features of the path are stored now."""
@@ -172,16 +160,9 @@ class HiddenStateDrafter(TreeDrafter):
 class TextStateDrafter(HiddenStateDrafter):
     """Keeps them of whole texts. Owns ``hidden_states``, the store of what it keeps. needs: the features it reads."""
 
-    def __init__(
-        self,
-        name: str,
-        pool: PagePool,
-        needs: FeatureRequest,
-        hidden_states: KVStore,
-        device: torch.device,
-        token_ids: Tensor | None,
-    ) -> None:
-        super().__init__(name, device, pool, token_ids)
+    def __init__(self, name: str, needs: FeatureRequest, hidden_states: KVStore, token_ids: Tensor | None) -> None:
+        pool = hidden_states.pool
+        super().__init__(name, hidden_states.device, pool, token_ids)
         self.needs, self.hidden_states, hidden_states.drafts = needs, hidden_states, True
         self._pool, self._waiting = pool, pool.attach(WaitingFeatures(hidden_states, self._store))
         self._most = 0  # positions that may wait
@@ -288,21 +269,13 @@ def joined(parts: Sequence[Features]) -> Features:
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
-class FeatureDrafter(TextStateDrafter):
-    """A drafter that stores the features themselves, fused. width, dtype: of what is stored, H the width."""
+def feature_store(pool: PagePool, width: int, dtype: torch.dtype, device: torch.device) -> KVStore:
+    """A store of fused features, H wide."""
+    return KVStore(pool, [KVShape(1, width, 0)], dtype, device)
 
-    def __init__(
-        self,
-        name: str,
-        pool: PagePool,
-        needs: FeatureRequest,
-        width: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        token_ids: Tensor | None,
-    ) -> None:
-        features = KVStore(pool, [KVShape(1, width, 0)], dtype, device)
-        super().__init__(name, pool, needs, features, device, token_ids)
+
+class FeatureDrafter(TextStateDrafter):
+    """A drafter that stores the features themselves, fused (:func:`feature_store`)."""
 
     @abstractmethod
     def fuse(self, features: Features) -> Tensor:

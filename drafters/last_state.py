@@ -65,16 +65,8 @@ class LastStates(Store):
 class LastStateDrafter(HiddenStateDrafter):
     """Owns ``last``, the rows. width, dtype: of the target's state after its last norm, H the width."""
 
-    def __init__(
-        self,
-        name: str,
-        pool: PagePool,
-        width: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        token_ids: Tensor | None = None,
-    ) -> None:
-        super().__init__(name, device, pool, token_ids)
+    def __init__(self, name: str, pool: PagePool, width: int, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(name, device, pool)
         self.needs = FeatureRequest(final=True, sampled=True)
         self.last = LastStates(pool, width, dtype, device)
         #: Of each sequence: how long the text was whose state is kept, and one that has yet to be written.

@@ -17,7 +17,6 @@ Legend: S sequences, H hidden width, V' the drafter's vocabulary.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -30,10 +29,9 @@ from foresay.drafters.tree_builder import TreeBuilder, adjusts, bars_of, by_path
 from foresay.kvpaging import PagePool, WindowPages
 from foresay.spec.constrain import Ahead
 from foresay.spec.protocols import FeatureRequest
-from foresay.spec.sampling import SamplingParams
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import MAX_NODES, DraftTree, TreeShape
-from foresay.verifier.graphs.capture import Capture, Eager, recorded, recorded_bytes
+from foresay.verifier.graphs.capture import Capture, Eager, recorded
 from foresay.verifier.graphs.proposer import AcceptedTree
 from foresay.verifier.graphs.rows import TextEnds
 from foresay.verifier.graphs.state import BatchSlot, StepState
@@ -41,7 +39,6 @@ from foresay.verifier.heads.vocabulary import DraftVocabulary
 from foresay.verifier.ops.eager import compiled
 from foresay.verifier.ops.kernels.cpu.launch import borrowed
 
-_GREEDY = SamplingParams(temperature=0.0)
 #: There is room for at least this many tokens of a text.
 _LEAST_ROOM = 1024
 #: How many captures are kept besides those made ahead, the last used: each has its own logits and activations.
@@ -81,11 +78,6 @@ class Levels:
             if self._looked_at or not len(seen) % 2:
                 yield
 
-    @property
-    def recorded_bytes(self) -> int:
-        """Bytes that a recording of them holds."""
-        return recorded_bytes(self._replay)
-
     def grown(self, levels: int, change: Callable[[Tensor], None] | None) -> Iterator[Level]:
         """Grow this many of their levels, and return them on the host; where a CPU may end early, one by one as
         requested. change: is called with the logits of each level before it grows."""
@@ -106,14 +98,14 @@ class Levels:
 Kind = tuple[int, int, bool, bool, bool]
 
 
-class TreeDrafter(ABC):
-    """Implements :class:`foresay.spec.protocols.Drafter` for drafters with logits.
+class TreeDrafter(Passes):
+    """Implements :class:`foresay.spec.protocols.Drafter` for drafters with logits. Its first pass reads the last
+    :meth:`reach` tokens of each text.
 
     free: whether expanding a node costs nothing. ahead: whether the first
     pass has rows for all levels, so that a capture cannot have more levels than are drafted. marginal: see
-    :class:`foresay.drafters.growth.Passes`. shared_noise: whether drafts are sampled with the target's own noise; False
-    is for comparison. first: the first position with a row. windows: the window pages, if it reads layers that keep
-    their rows in those.
+    :class:`foresay.drafters.growth.Passes`. first: the first position with a row. deepest: the most levels that it can
+    draft; None: any number. windows: the window pages, if it reads layers that keep their rows in those.
     recurrent: whether it has recurrent layers. whole: whether captured steps of a device can draft with it; else these
     run in parts. beyond: pages past those of a text that its passes may write to.
     vocabulary: the tokens that it drafts, if those change; narrow: whether it drafts only these now, while levels of
@@ -125,7 +117,7 @@ class TreeDrafter(ABC):
     ahead: bool = False
     marginal: bool = False
     first: int = 0
-    shared_noise: bool = True
+    deepest: int | None = None
     needs: FeatureRequest | None = None
     windows: WindowPages | None = None
     recurrent: bool = False
@@ -153,23 +145,15 @@ class TreeDrafter(ABC):
         """See :func:`foresay.verifier.ops.sample.sample_rows`."""
         return self.vocabulary.token_ids if self.narrow and self.vocabulary is not None else self._token_ids
 
-    @abstractmethod
-    def begin(self, state: StepState, levels: int) -> tuple[Tensor, Tensor | None]:
-        """See :class:`foresay.drafters.growth.Passes`; reads the last :meth:`reach` tokens of each text."""
-
-    @abstractmethod
-    def next(self, growth: Growth, states: Tensor | None, parent_rows: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """See :class:`foresay.drafters.growth.Passes`."""
-
-    def follow(self, state: StepState, taken: AcceptedTree, levels: int) -> None:  # noqa: B027  see :meth:`extend`
+    def follow(self, state: StepState, taken: AcceptedTree, levels: int) -> None:
         """Update the stored state of the text to what a captured step accepted; ``state`` is as it was before that.
 
         levels: of the drafted trees.
         """
 
-    @abstractmethod
     def reach(self, levels: int) -> int:
         """How many tokens of a text's end the first pass reads for trees of this many levels, including the root."""
+        return 1
 
     def ends(self, state: StepState, levels: int) -> TextEnds:
         """The rows of the first pass."""
@@ -186,32 +170,27 @@ class TreeDrafter(ABC):
         """Whether it can draft for a sequence now."""
         return True
 
-    def prepare(self, sequence: SequenceState, levels: int) -> None:  # noqa: B027  see :meth:`extend`
+    def prepare(self, sequence: SequenceState, levels: int) -> None:
         """Compute what the first pass does not."""
 
     def unread(self, sequence: SequenceState) -> int:
         """See :class:`foresay.spec.protocols.CatchesUp`."""
         return 1
 
-    def after_rounds(self, sequence: SequenceState, count: int, path: list[int]) -> None:  # noqa: B027  see :meth:`extend`
+    def after_rounds(self, sequence: SequenceState, count: int, path: list[int]) -> None:
         """Another drafter verified this one's chain in rounds and committed this path of it. count: nodes below the
         root before the last round."""
 
-    def began(self, sequence: SequenceState) -> None:  # noqa: B027  see :meth:`extend`
+    def began(self, sequence: SequenceState) -> None:
         """The first pass has run."""
 
-    def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:  # noqa: B027  see :meth:`extend`
+    def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
         """The host knows now what :meth:`follow` did for a sequence: this path of the tree was committed to its
         table."""
 
-    @property
-    def recorded_bytes(self) -> int:
-        """Bytes that recordings of its levels hold."""
-        return sum(made.recorded_bytes for _, made in self._levels)
-
     def limited(self, shape: TreeShape) -> TreeShape:
         """The part of a shape that it can draft."""
-        return shape
+        return shape if self.deepest is None else shape.limited(self.deepest)
 
     def columns(self, vocab_size: int) -> int | None:
         """How many of its logits are used: it may have more than the target has tokens. None: all."""
@@ -284,8 +263,8 @@ class TreeDrafter(ABC):
                 rows.copy_(grown.adjusted(rows, self.token_ids))
 
     def _joined(self, sequence: SequenceState, reach: int) -> BatchSlot:
-        sampling, table = sequence.sampling if self.shared_noise else _GREEDY, sequence.table
-        return BatchSlot(table.pages, table.length, sequence.tokens[-reach:], sampling, sequence.noise.seed)
+        table, text = sequence.table, sequence.tokens[-reach:]
+        return BatchSlot(table.pages, table.length, text, sequence.sampling, sequence.noise.seed)
 
     def capture_ahead(
         self, shape: TreeShape, vocab_size: int, rooms: Sequence[tuple[int, int]], capture: Capture
@@ -347,7 +326,7 @@ class TreeDrafter(ABC):
         if grown := self._grown.pop(sequence.id, None):
             grown.learn(path)
 
-    def extend(self, sequence: SequenceState) -> None:  # noqa: B027  those that store nothing have nothing to do
+    def extend(self, sequence: SequenceState) -> None:
         """Update what is computed of committed text."""
 
     def finished(self, sequence: SequenceState) -> None:

@@ -24,11 +24,10 @@ import torch
 from torch import Tensor
 
 from foresay.drafters.growth import Growth, below
-from foresay.drafters.hidden_states import FeatureDrafter, TextStateDrafter, marginal_logits
+from foresay.drafters.hidden_states import FeatureDrafter, TextStateDrafter, feature_store, marginal_logits
 from foresay.kvpaging import KVStore, PagePool
 from foresay.spec.names import DFLASH, DSPARK, MEDUSA
 from foresay.spec.protocols import FeatureRequest, Features
-from foresay.spec.tree import TreeShape
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.heads.medusa import MedusaHeads
 from foresay.verifier.heads.paged import DFlashHead, MaskBlock
@@ -45,21 +44,13 @@ class DFlashDrafter(TextStateDrafter):
     def __init__(self, head: DFlashHead, pool: PagePool, name: str = DFLASH, kv: torch.dtype | None = None) -> None:
         layer, device = head.layer, head.device
         store = KVStore(pool, kv_shapes(layer), kv or head.dtype, device)
-        super().__init__(name, pool, head.config.needs, store, device, head.token_ids)
-        self.head = head
+        super().__init__(name, head.config.needs, store, head.token_ids)
+        self.head, self.deepest = head, head.config.guesses
         self._blocks: dict[tuple[int, int], MaskBlock] = {}
 
     def keep(self, features: Features, positions: Tensor, slots: Tensor) -> None:
         """Store them as keys and values of every layer."""
         self.head.inject(features, positions, slots, self.hidden_states)
-
-    def limited(self, shape: TreeShape) -> TreeShape:
-        """At most as deep as a block guesses."""
-        return shape.limited(self.head.config.guesses)
-
-    def reach(self, levels: int) -> int:
-        """Only the root."""
-        return 1
 
     def begin(self, state: StepState, levels: int) -> tuple[Tensor, Tensor]:
         """The block's pass. Its logits, fp32[levels * S, V'], level by level, are the levels' state."""
@@ -119,21 +110,13 @@ class MedusaDrafter(FeatureDrafter):
     free = True
 
     def __init__(self, heads: MedusaHeads, pool: PagePool, name: str = MEDUSA) -> None:
-        needs, width = FeatureRequest(final=True), heads.hidden_size
-        super().__init__(name, pool, needs, width, heads.dtype, heads.device, heads.token_map)
-        self.heads = heads
+        features = feature_store(pool, heads.hidden_size, heads.dtype, heads.device)
+        super().__init__(name, FeatureRequest(final=True), features, heads.token_map)
+        self.heads, self.deepest = heads, len(heads)
 
     def fuse(self, features: Features) -> Tensor:
         """[R, H]: the input of the target's output head."""
         return features["final"]
-
-    def limited(self, shape: TreeShape) -> TreeShape:
-        """At most as deep as there are heads."""
-        return shape.limited(len(self.heads))
-
-    def reach(self, levels: int) -> int:
-        """Only the root, for the state it was sampled from."""
-        return 1
 
     def begin(self, state: StepState, levels: int) -> tuple[Tensor, Tensor]:
         """The first head, run once for all sequences."""

@@ -24,17 +24,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from foresay.drafters.suffix.drafter import DraftNodes
+from foresay.drafters.lookup import DraftNodes, LookupDrafter
 from foresay.spec.budget import CostModel
 from foresay.spec.budget.chance import Cells
 from foresay.spec.names import PREDICTION
-from foresay.spec.protocols import FeatureRequest, or_roots
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
 
 #: How a position was found: by a match with the end of the text, near the expected one or far from it, or by a guess.
 NEAR, FAR, REPLACED, INSERTED = range(4)
-KINDS = 4
 #: Larger numbers of matching tokens, or of tokens since the prediction was left, count as this.
 MOST = 8
 #: With this many matching tokens, near and far, the position is taken as certain.
@@ -136,7 +134,7 @@ class Alignment:
 LEAST_CHANCE = 0.02
 #: The most tokens of an earlier output that are followed at once.
 MOST_READ = 64
-#: The initial chances of a position's token, by kind and length from 1 on.
+#: The initial chances of a position's token, by kind and length from 1 on, in the order of :func:`cell_of`.
 FIRST = {
     NEAR: (0.60, 0.84, 0.88, 0.92, 0.94, 0.94, 0.95, 0.97),
     FAR: (0.25, 0.45, 0.60, 0.70, 0.78, 0.83, 0.87, 0.92),
@@ -145,98 +143,64 @@ FIRST = {
 }
 
 
-def _beginning() -> list[float]:
-    chances = [0.0] * (KINDS * (MOST + 1))
-    for kind, row in FIRST.items():
-        for length in range(MOST + 1):
-            chances[cell_of(kind, length)] = row[max(length, 1) - 1]
-    return chances
-
-
 @dataclass(slots=True, eq=False)
 class _Followed:
-    """State of a sequence: its alignment, the learnt chances, and the last draft with the text length it was made
-    at."""
+    """State of a sequence: its alignment, the learnt chances, and the last draft."""
 
     alignment: Alignment
     trust: Cells
     grown: DraftNodes | None = None
-    length: int = 0
 
 
-class PredictionDrafter:
-    """Chains along the prediction, trees after divergence; implements :class:`foresay.spec.protocols.Drafter`.
+class PredictionDrafter(LookupDrafter[_Followed]):
+    """Chains along the prediction, trees after divergence.
 
     cost: what rows cost; without it as many nodes are drafted as the shape has. learning: False keeps the initial
     chances, for comparison.
     """
 
     name = PREDICTION
-    needs: FeatureRequest | None = None
 
     def __init__(self, cost: CostModel | None = None) -> None:
+        super().__init__()
         self.learning = True
         self._cost = cost
-        self._running: dict[str, _Followed] = {}
 
-    def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
-        """A draft per sequence, empty without a prediction or a position: at most the shape's levels and nodes."""
-        return or_roots(self.find(sequences, shapes), sequences, self.name)
-
-    def find(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree | None]:
-        """Like ``propose``; None for an empty draft."""
-        return [self._tree(sequence, shape) for sequence, shape in zip(sequences, shapes, strict=True)]
-
-    def extend(self, sequence: SequenceState) -> None:
-        """Nothing to do: the prediction is known, and the prompt does not matter."""
-
-    def committed(self, sequence: SequenceState, path: list[int]) -> None:
-        """Nothing to do: committed tokens are read when a draft is requested."""
-
-    def finished(self, sequence: SequenceState) -> None:
-        """Drop the sequence's state."""
-        self._running.pop(sequence.id, None)
+    def _begin(self, sequence: SequenceState) -> _Followed:
+        # A preempted one comes back with all its output.
+        begins = max(sequence.prompt_length, len(sequence.tokens) - MOST_READ)
+        chances = Cells(row[max(length, 1) - 1] for row in FIRST.values() for length in range(MOST + 1))
+        return _Followed(Alignment(sequence.prediction or (), begins), chances)
 
     def _tree(self, sequence: SequenceState, shape: TreeShape) -> DraftTree | None:
-        tokens = sequence.tokens
         if not sequence.prediction or not shape.levels:
             return None
-        running = self._running.get(sequence.id)
-        if running is None:
-            # A preempted one comes back with all its output.
-            begins = max(sequence.prompt_length, len(tokens) - MOST_READ)
-            running = _Followed(Alignment(sequence.prediction, begins), Cells(_beginning()))
-            self._running[sequence.id] = running
+        tokens, running = sequence.tokens, self._of(sequence)
         if running.grown is not None and self.learning:
-            running.grown.teach(running.trust, tokens[running.length :])
-        alignment = running.alignment
-        alignment.follow(tokens, running.trust.chances)
-        running.length = len(tokens)
-        running.grown = grow(tokens[-1], alignment.tokens, alignment.candidates, shape, running.trust)
-        return self._worthwhile(running.grown)
+            running.grown.teach(running.trust, tokens)
+        running.alignment.follow(tokens, running.trust.chances)
+        running.grown = grow(tokens, running.alignment, shape, running.trust)
+        return running.grown.tree(self.name, self._worthwhile(running.grown))
 
-    def _worthwhile(self, grown: DraftNodes) -> DraftTree | None:
-        """As many of the likeliest nodes as give the most tokens per second."""
-        nodes = len(grown.tokens)
-        if self._cost is not None:
-            expected, best = 0.0, 0.0
-            for count, chance in enumerate(grown.chances, start=1):
-                expected += chance
-                speed = expected / self._cost.seconds(count)
-                if speed > best:
-                    best, nodes = speed, count
-        if nodes == 1:
-            return None
-        return DraftTree.build(grown.tokens[:nodes], grown.parents[:nodes], self.name, tuple(grown.chances[:nodes]))
+    def _worthwhile(self, grown: DraftNodes) -> int:
+        """How many of the likeliest nodes give the most tokens per second."""
+        nodes, expected, best = len(grown.tokens), 0.0, 0.0
+        if self._cost is None:
+            return nodes
+        for count, chance in enumerate(grown.chances, start=1):
+            expected += chance
+            speed = expected / self._cost.seconds(count)
+            if speed > best:
+                best, nodes = speed, count
+        return nodes
 
 
-def grow(
-    root: int, prediction: Sequence[int], candidates: Sequence[Candidate], shape: TreeShape, trust: Cells
-) -> DraftNodes:
-    """A draft of what follows at the positions, the likeliest tokens first; positions that agree share nodes."""
+def grow(text: Sequence[int], found: Alignment, shape: TreeShape, trust: Cells) -> DraftNodes:
+    """A draft of what follows at the candidates, the likeliest tokens first; candidates that agree share nodes."""
+    prediction, candidates = found.tokens, found.candidates
     if len(candidates) == 1:
-        return _grow_chain(root, prediction, candidates[0], shape, trust)
-    grown, children = DraftNodes([root]), dict[tuple[int, int], int]()
+        return _grow_chain(text, found, shape.levels, trust)
+    grown, children = DraftNodes.below(text), dict[tuple[int, int], int]()
     # Smallest first: minus the chance; then the order of the positions; parent, depth.
     heap = [(-trust.chances[candidate.cell(0)], order, 0, 0) for order, candidate in enumerate(candidates)]
     heapq.heapify(heap)
@@ -255,12 +219,11 @@ def grow(
     return grown
 
 
-def _grow_chain(
-    root: int, prediction: Sequence[int], candidate: Candidate, shape: TreeShape, trust: Cells
-) -> DraftNodes:
-    """The same for one position, faster: the case of most steps."""
-    tokens = [root, *prediction[candidate.at : candidate.at + shape.levels]]
+def _grow_chain(text: Sequence[int], found: Alignment, levels: int, trust: Cells) -> DraftNodes:
+    """The same for one candidate, faster: the case of most steps."""
+    (candidate,) = found.candidates
+    tokens = [text[-1], *found.tokens[candidate.at : candidate.at + levels]]
     cells = [0, *(candidate.cell(depth) for depth in range(len(tokens) - 1))]
     chances = list(accumulate((trust.chances[cell] for cell in cells[1:]), mul, initial=1.0))
     nodes = next((node for node, chance in enumerate(chances) if node > 1 and chance < LEAST_CHANCE), len(tokens))
-    return DraftNodes(tokens[:nodes], list(range(-1, nodes - 1)), chances[:nodes], cells[:nodes])
+    return DraftNodes(len(text), tokens[:nodes], list(range(-1, nodes - 1)), chances[:nodes], cells[:nodes])

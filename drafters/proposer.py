@@ -32,9 +32,8 @@ from foresay.verifier.graphs.state import StepState
 from foresay.verifier.model_runner import ModelRunner
 
 
-class RootOnly:
-    """Implements :class:`foresay.verifier.graphs.proposer.Proposer`: plain decoding. others: drafters that read the
-    features in its steps too, so that they can draft later."""
+class RootOnly(Proposer):
+    """Plain decoding. others: drafters that read the features in its steps too, so that they can draft later."""
 
     shape: TreeShape = ROOT_ONLY
     name, reach, takes_roots = "", 1, True
@@ -55,20 +54,9 @@ class RootOnly:
         for other in self._others:
             other.follow(state, taken, self.shape.levels)
 
-    def prepare(self, sequences: Sequence[SequenceState]) -> bool:
-        """Nothing is needed."""
-        return True
-
     def takes(self, scheduled: ScheduledSequence) -> bool:
         """Whether nothing is drafted."""
         return scheduled.shape is not None and not scheduled.shape.levels
-
-    def write(self, batch: Sequence[ScheduledSequence]) -> None:
-        """Nothing is read."""
-
-    def arrived(self, sequence: SequenceState, index: int, tree: DraftTree, more: Sequence[Tensor]) -> DraftTree:
-        """Only the root."""
-        return tree
 
     def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
         """The features are stored."""

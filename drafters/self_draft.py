@@ -38,7 +38,7 @@ from foresay.spec.protocols import Drafter, Features, Lookup, Rows, Verified, re
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import MAX_NODES, DraftTree, TreeShape
 from foresay.verifier.forward_batch import StaticRows
-from foresay.verifier.graphs.capture import recorded, recorded_bytes, without_stops
+from foresay.verifier.graphs.capture import recorded, without_stops
 from foresay.verifier.graphs.rows import Nodes, chain_words, rows_of
 from foresay.verifier.graphs.state import BatchSlot, StepState
 from foresay.verifier.graphs.step import Outcome, SpeculativeStep
@@ -88,17 +88,6 @@ class SelfDrafter(TreeDrafter):
         self._roots: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
         self._rounds: dict[tuple[int, int], Rounds] = {}
         self._chains: dict[str, _Chain] = {}
-        self._found: dict[str, DraftTree] = {}
-        self.checks = before is None and lookup is None and self.device.type == "cpu"
-
-    @property
-    def recorded_bytes(self) -> int:
-        """Including those of rounds."""
-        return super().recorded_bytes + sum(rounds.recorded_bytes for rounds in self._rounds.values())
-
-    def reach(self, levels: int) -> int:
-        """Only the root: the rows before it exist."""
-        return 1
 
     def begin(self, state: StepState, levels: int) -> tuple[Tensor, None]:
         """A pass over the roots."""
@@ -126,17 +115,12 @@ class SelfDrafter(TreeDrafter):
         for index, (sequence, tree) in enumerate(zip(sequences, trees, strict=True)):
             if (chain := self._chains.get(sequence.id)) is not None:
                 sources = ["", *chain.sources, *[SELF] * len(tree)]
-                passes = max(1, len(tree) - len(chain.tokens)) if self.checks else 0
-                trees[index] = replace(tree, sources=tuple(sources[: len(tree)]), passes=passes)
+                trees[index] = replace(tree, sources=tuple(sources[: len(tree)]))
         return trees
-
-    def check(self, sequence: SequenceState, found: DraftTree) -> None:
-        """See :class:`foresay.spec.protocols.Checks`."""
-        self._found[sequence.id] = found
 
     def _grow(self, growing: Sequence[TreeBuilder], apart: bool) -> None:
         before, shape = self.before, growing[0].shape
-        found = [self._found.pop(grown.sequence.id, None) for grown in growing]
+        found: Sequence[DraftTree | None] = ()
         in_stages = shape.is_chain and 1 < shape.levels < MAX_NODES - _AHEAD
         if in_stages and not any(adjusts(grown.sequence, 0) for grown in growing):
             if self.lookup is not None:
@@ -239,7 +223,6 @@ class SelfDrafter(TreeDrafter):
     def committed(self, sequence: SequenceState, path: list[int]) -> None:
         """Update the calibration, and notify the drafter before it."""
         super().committed(sequence, path)
-        self._found.pop(sequence.id, None)
         chain = self._chains.pop(sequence.id, None)
         if self.before is not None and chain is not None:
             self.before.after_rounds(sequence, chain.behind, path)
@@ -249,8 +232,7 @@ class SelfDrafter(TreeDrafter):
     def finished(self, sequence: SequenceState) -> None:
         """Forget the sequence; passed on."""
         super().finished(sequence)
-        for kept in (self._chains, self._found):
-            kept.pop(sequence.id, None)
+        self._chains.pop(sequence.id, None)
         if self._informed is not None:
             self._informed.finished(sequence)
 
@@ -264,11 +246,6 @@ class Rounds:
         drafts = Drafts(first, TreeShape.chain(_AHEAD), state.size, model.vocab_size)
         self._step = SpeculativeStep(model, drafts, state, commits=False)
         self._replay = (recorded if compiled(state.lengths) else first.capture)(without_stops(self._step))
-
-    @property
-    def recorded_bytes(self) -> int:
-        """Bytes that their recording holds."""
-        return recorded_bytes(self._replay)
 
     def run(self) -> list[Verified]:
         """One round: the sample at each node, and the path, whose last sample only the copy proposed."""

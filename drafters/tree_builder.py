@@ -123,14 +123,14 @@ class TreeBuilder:
             self._extend([token], self.front, [0.0])
 
     def _extend(self, tokens: list[int], parents: list[int], scores: list[float]) -> None:
-        first, going = len(self.tokens), self.fixed[self.depth].going
+        first, expanded = len(self.tokens), self.fixed[self.depth].expanded
         for node in self.front:  # they were expanded, since there is a level below them
             self.rows.setdefault(node, len(self.rows))
         self.depth += 1
         self.tokens += tokens
         self.parents += parents
         self.scores += scores
-        self.front = [first + index for index in going]
+        self.front = list(range(first, first + expanded))
         self.over = self.depth >= self.shape.levels
 
     def adjusted(self, logits: Tensor, token_ids: Tensor | None) -> Tensor:

@@ -243,8 +243,3 @@ class Scheduler:
         """After a step: free the pages that no committed token needs. ahead: rows that may still be written."""
         for sequence in self.running:
             sequence.table.trim(ahead(sequence))
-
-    @property
-    def most_tokens(self) -> int:
-        """The longest sequence that fits in the pool by itself, including its scratch rows."""
-        return (self.pool.num_pages - 1) * self.pool.page_size - MAX_NODES

@@ -24,7 +24,7 @@ from foresay.spec.adjust import LogitEdits
 from foresay.spec.protocols import FeatureRequest, Features, Forward, Rows, Verified
 from foresay.spec.tree import MAX_NODES
 from foresay.verifier.forward_batch import ForwardBatch, Sizes, StaticRows
-from foresay.verifier.graphs.capture import Capture, Eager, recorded, recorded_bytes
+from foresay.verifier.graphs.capture import Capture, Eager, recorded
 from foresay.verifier.graphs.proposer import DeviceTree
 from foresay.verifier.graphs.state import sent
 from foresay.verifier.model.decoder import Decoder
@@ -129,11 +129,6 @@ class GraphRunner:
         self._woken: Tensor | None = None
         self._replay = capture(self._work)
 
-    @property
-    def recorded_bytes(self) -> int:
-        """Bytes that a recording of it holds."""
-        return recorded_bytes(self._replay)
-
     def _work(self) -> Iterator[None]:
         with torch.inference_mode():
             rows = self._batch.laid_out()
@@ -223,11 +218,6 @@ class ModelRunner:
         for each in sizes:
             passes.append(self._made(features, each, capture))
             yield
-
-    @property
-    def recorded_bytes(self) -> int:
-        """Bytes that a CPU's recordings hold."""
-        return sum(one.recorded_bytes for passes in self._replayed.values() for one in passes)
 
     def drop_recordings(self) -> None:
         """Drop a CPU's recordings; it records again when needed, with the capacity needed then."""

@@ -43,13 +43,14 @@ Match = tuple[int, tuple[int, ...]]
 
 
 class Contexts:
-    """The positions of a growing text by their contexts. tokens: the text, to which the caller may append.
+    """The positions of a growing text by their contexts. tokens: the text, to which the caller may append. longest: the
+    longest context, in tokens.
 
     taken: positions below this one are indexed.
     """
 
-    def __init__(self, tokens: list[int]) -> None:
-        self.tokens, self.taken = tokens, 1
+    def __init__(self, tokens: list[int], longest: int = MOST_CONTEXT) -> None:
+        self.tokens, self.taken, self._longest = tokens, 1, longest
         # By node << 32 | token, in table (node ^ token) % 64: the child node, or ~position if it is a single position.
         self._below: list[dict[int, int]] = [{} for _ in range(_TABLES)]
         # Tuples, since the garbage collector traverses lists again and again.
@@ -73,7 +74,7 @@ class Contexts:
         """Suffixes of ``text`` that occurred before, from short to long, each at fewer positions than the last."""
         found: list[Match] = []
         node = depth = 0
-        limit = min(len(text), MOST_CONTEXT)
+        limit = min(len(text), self._longest)
         while depth < limit:
             token = text[-1 - depth]
             child = self._below[(node ^ token) % _TABLES].get(node << 32 | token)
@@ -104,7 +105,7 @@ class Contexts:
 
     def _add(self, position: int) -> None:
         tables, tokens = self._below, self.tokens
-        limit = min(position, MOST_CONTEXT)
+        limit = min(position, self._longest)
         node = depth = 0
         while depth < limit:
             token = tokens[position - 1 - depth]
@@ -115,7 +116,7 @@ class Contexts:
                 return
             if child < 0:
                 known: tuple[int, ...] = (~child,)
-                deepest = min(~child, MOST_CONTEXT)
+                deepest = min(~child, self._longest)
             else:
                 known, deepest = self._positions[child], self._depths[child]
             depth = self._common(tokens, position, known[-1], depth + 1, min(deepest, limit))
@@ -131,7 +132,7 @@ class Contexts:
         self._depths.append(depth)
         self._positions.append((*known[1 - MOST_POSITIONS :], position))
         for at, below in ((known[-1], child), (position, ~position)):
-            if depth < min(at, MOST_CONTEXT):
+            if depth < min(at, self._longest):
                 token = self.tokens[at - 1 - depth]
                 self._below[(node ^ token) % _TABLES][node << 32 | token] = below
         return node
@@ -170,12 +171,8 @@ def cell_of(length: int, kind: int) -> int:
 
 def of_contexts() -> Cells:
     """The table of one salt, by :func:`cell_of`."""
-    return Cells(_beginning(cell // KINDS, cell % KINDS) for cell in range((MOST_CONTEXT + 1) * KINDS))
-
-
-def _beginning(length: int, kind: int) -> float:
-    least, most = _FIRST[kind]
-    return most - (most - least) * _LEFT ** (length - 1)
+    lengths = range(MOST_CONTEXT + 1)
+    return Cells(most - (most - least) * _LEFT ** (length - 1) for length in lengths for least, most in _FIRST)
 
 
 #: The most tokens kept of a salt's answers, and of all salts together; and the most salts.

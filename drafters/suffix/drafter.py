@@ -17,9 +17,10 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 
+from foresay.drafters.lookup import DraftNodes, LookupDrafter
 from foresay.drafters.suffix.contexts import (
     END,
     MOST_CONTEXT,
@@ -34,7 +35,6 @@ from foresay.drafters.suffix.contexts import (
 )
 from foresay.spec.budget.chance import Cells
 from foresay.spec.names import SUFFIX
-from foresay.spec.protocols import FeatureRequest, or_roots
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
 
@@ -87,52 +87,43 @@ _LENGTHS = 4
 
 @dataclass(slots=True, eq=False)
 class _LookedUp:
-    """State of a sequence: its text, its salt's answers, and the last draft with the text length it was made at."""
+    """State of a sequence: its text, its salt's answers, and the last draft."""
 
     own: Contexts
     answers: Answers
     grown: DraftNodes | None = None
-    length: int = 0
 
 
-class SuffixDrafter:
-    """Chains, and trees where positions disagree; implements :class:`foresay.spec.protocols.Drafter`.
+class SuffixDrafter(LookupDrafter[_LookedUp]):
+    """Chains, and trees where positions disagree.
 
     history: earlier answers, which are extended. slice_seconds: of each step, for indexing text. learning: False keeps
     the initial chances, for comparison.
     """
 
     name = SUFFIX
-    needs: FeatureRequest | None = None
 
     def __init__(self, history: History | None = None, slice_seconds: float = SLICE) -> None:
+        super().__init__()
         self.history = History() if history is None else history
         self.learning = True
         self._slices = Slices(slice_seconds)
-        self._running: dict[str, _LookedUp] = {}
-
-    def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
-        """A draft per sequence, empty where nothing matches: a tree of at most the shape's levels and nodes."""
-        return or_roots(self.find(sequences, shapes), sequences, self.name)
 
     def find(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree | None]:
         """Like ``propose``; None where nothing matches."""
         self._slices.begin()
-        running = [self._running.get(sequence.id) or self._of(sequence) for sequence in sequences]
-        for one in running if len(running) == 1 else sorted(running, key=lambda one: one.own.behind):
-            self._slices.take(one.own)
+        texts = [self._of(sequence).own for sequence in sequences]
+        for text in texts if len(texts) == 1 else sorted(texts, key=lambda text: text.behind):
+            self._slices.take(text)
         if self.history.behind or self.history.dropped:
             self._catch_up()
-        return [self._tree(*parts) for parts in zip(running, sequences, shapes, strict=True)]
+        return super().find(sequences, shapes)
 
     def extend(self, sequence: SequenceState) -> None:
         """Index a slice of the prompt, all of which is known, while the target computes it."""
         self._slices.extend(sequence.id)
         self._slices.take(self._of(sequence).own)
         self._catch_up()
-
-    def committed(self, sequence: SequenceState, path: list[int]) -> None:
-        """Nothing to do: committed tokens are read when a draft is requested."""
 
     def finished(self, sequence: SequenceState) -> None:
         """Keep the answer, if it is one: not of a preempted sequence, which comes back, nor of a background one."""
@@ -142,12 +133,8 @@ class SuffixDrafter:
         if sequence.finished and sequence.finish_reason != "error" and sequence.speculate and not sequence.aside:
             self.history.add(sequence.salt, sequence.tokens[max(0, sequence.prompt_length - MOST_CONTEXT) :])
 
-    def _of(self, sequence: SequenceState) -> _LookedUp:
-        running = self._running.get(sequence.id)
-        if running is None:
-            running = _LookedUp(Contexts(sequence.tokens), self.history.of(sequence.salt))
-            self._running[sequence.id] = running
-        return running
+    def _begin(self, sequence: SequenceState) -> _LookedUp:
+        return _LookedUp(Contexts(sequence.tokens), self.history.of(sequence.salt))
 
     def _catch_up(self) -> None:
         """In the rest of the slice: index earlier answers, and free memory."""
@@ -157,11 +144,12 @@ class SuffixDrafter:
         while dropped and self._slices.dispose(dropped[-1]):
             dropped.pop()
 
-    def _tree(self, running: _LookedUp, sequence: SequenceState, shape: TreeShape) -> DraftTree | None:
-        tokens, trust = sequence.tokens, running.answers.trust
+    def _tree(self, sequence: SequenceState, shape: TreeShape) -> DraftTree | None:
+        tokens, running = sequence.tokens, self._of(sequence)
+        trust = running.answers.trust
         if running.grown is not None and self.learning:
-            running.grown.teach(trust, tokens[running.length :])
-        running.grown, running.length = None, len(tokens)
+            running.grown.teach(trust, tokens)
+        running.grown = None
         texts = [running.own, *running.answers.texts]
         matches = [text.matches(tokens) for text in texts]
         if not (shape.levels and any(matches)):
@@ -170,53 +158,16 @@ class SuffixDrafter:
         if not found.runs[0]:
             return None
         if shape.is_chain:
-            grown = grow_chain(tokens[-1], found, shape.levels, trust, LEAST_CHANCE)
+            running.grown = grow_chain(tokens, found, shape.levels, trust)
         else:
-            grown = grow_tree(tokens[-1], found, shape.levels, shape.nodes, trust, LEAST_CHANCE)
-        if len(grown.tokens) == 1:
-            return None
-        running.grown = grown
-        return DraftTree.build(grown.tokens, grown.parents, self.name, tuple(grown.chances))
+            running.grown = grow_tree(tokens, found, shape, trust)
+        return running.grown.tree(self.name, len(running.grown.tokens))
 
 
 #: What followed a position.
 Run = list[int]
 #: The weights of votes: the latest position's, the one before it, and so on.
 _WEIGHTS = tuple((1 + age) ** -0.75 for age in range(MOST_POSITIONS))
-
-
-@dataclass(slots=True)
-class DraftNodes:
-    """A draft as host lists, the root first. cells: of each node's chance in the learnt table."""
-
-    tokens: list[int]
-    parents: list[int] = field(default_factory=lambda: [-1])
-    chances: list[float] = field(default_factory=lambda: [1.0])
-    cells: list[int] = field(default_factory=lambda: [0])
-
-    def add(self, token: int, parent: int, chance: float, cell: int) -> int:
-        """Add a node; returns its number."""
-        self.tokens.append(token)
-        self.parents.append(parent)
-        self.chances.append(chance)
-        self.cells.append(cell)
-        return len(self.tokens) - 1
-
-    def teach(self, trust: Cells, came: Sequence[int]) -> None:
-        """Learn from the outcome: ``came`` are the tokens after the root."""
-        below: dict[int, list[int]] = {}
-        for node, parent in enumerate(self.parents):
-            below.setdefault(parent, []).append(node)
-        node = 0
-        for token in came:
-            hit = None
-            for child in below.get(node, ()):
-                trust.saw(self.cells[child], self.tokens[child] == token)
-                if self.tokens[child] == token:
-                    hit = child
-            if hit is None:
-                return
-            node = hit
 
 
 @dataclass(slots=True)
@@ -254,38 +205,37 @@ def _run(text: list[int], position: int, levels: int) -> Run:
     return run if len(run) == levels else (run * levels)[:levels]
 
 
-def grow_chain(root: int, found: Continuations, levels: int, trust: Cells, least: float) -> DraftNodes:
-    """The token with the most votes at each level, until the chance that all of them are right falls below
-    ``least``."""
-    grown, chance = DraftNodes([root]), 1.0
+def grow_chain(text: Sequence[int], found: Continuations, levels: int, trust: Cells) -> DraftNodes:
+    """The token with the most votes at each level, until the chance that all of them are right is too low."""
+    grown, chance = DraftNodes.below(text), 1.0
     length, runs = found.lengths[0], found.runs[0]
     for depth in range(levels):
         voters, token = len(runs), runs[0][depth]
         if voters > 1:
             votes = _votes(runs, depth)
             if len(votes) > 1:
-                token, (_, runs) = max(votes.items(), key=_weight)
+                token, (_, runs) = max(votes.items(), key=lambda vote: vote[1][0])
         cell = cell_of(length + depth, kind_of(len(runs), voters))
         chance *= trust.chances[cell]
-        if token == END or chance < least:
+        if token == END or chance < LEAST_CHANCE:
             break
         grown.add(token, depth, chance, cell)
     return grown
 
 
-def grow_tree(root: int, found: Continuations, levels: int, nodes: int, trust: Cells, least: float) -> DraftNodes:
-    """The likeliest ``nodes`` nodes (including the root), none less likely than ``least``.
+def grow_tree(text: Sequence[int], found: Continuations, shape: TreeShape, trust: Cells) -> DraftNodes:
+    """The likeliest nodes, as many as the shape has.
 
     Below the root are the continuations of the longest context and, with the chance that is left, those of shorter
     ones.
     """
-    grown = DraftNodes([root])
+    grown, levels, nodes = DraftNodes.below(text), shape.levels, shape.nodes
     # Minus the chance, a number to break ties, token, parent, cell, depth, context length, the runs that agree.
     heap: list[tuple[float, int, int, int, int, int, int, list[Run]]] = []
     numbers = count()
 
     def push(token: int, parent: int, chance: float, cell: int, depth: int, length: int, runs: list[Run]) -> None:
-        if token != END and chance >= least:
+        if token != END and chance >= LEAST_CHANCE:
             heapq.heappush(heap, (-chance, next(numbers), token, parent, cell, depth, length, runs))
 
     def expand(node: int, depth: int, length: int, runs: list[Run]) -> set[int]:
@@ -325,7 +275,3 @@ def _votes(runs: list[Run], depth: int) -> dict[int, tuple[float, list[Run]]]:
         else:
             votes[token] = weight, [run]
     return votes
-
-
-def _weight(vote: tuple[int, tuple[float, list[Run]]]) -> float:
-    return vote[1][0]

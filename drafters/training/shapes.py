@@ -27,15 +27,7 @@ def eagle_shape(config: Any, draft_vocab: int) -> EagleShape:
     if first == 1:  # a list that begins with 1 is read as layer outputs
         first = 2 if layers >= 6 else 0
     chosen = (2, layers // 2, layers - 3) if layers >= 16 else (first, layers // 2, layers - 1)
-    return EagleShape(
-        draft_vocab_size=draft_vocab,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_attention_heads=config.num_attention_heads,
-        num_key_value_heads=_kv_heads(config),
-        layers=chosen,
-        **_kept(config),
-    )
+    return EagleShape(draft_vocab_size=draft_vocab, layers=chosen, **_shared(config))
 
 
 def dflash_shape(config: Any, layers: int, guesses: int, draft_vocab: int) -> DFlashShape:
@@ -46,16 +38,12 @@ def dflash_shape(config: Any, layers: int, guesses: int, draft_vocab: int) -> DF
     read = sorted({round(first + number * (last - first) / max(1, count - 1)) for number in range(count)})
     return DFlashShape(
         draft_vocab_size=draft_vocab,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_attention_heads=config.num_attention_heads,
-        num_key_value_heads=_kv_heads(config),
         num_hidden_layers=layers,
         layers=tuple(read),
         target_layers=depth,
         block_size=guesses + 1,
         mask_token_id=config.vocab_size - 1,
-        **_kept(config),
+        **_shared(config),
     )
 
 
@@ -64,18 +52,18 @@ def draft_shape(config: Any, layers: int, width: int) -> dict[str, object]:
     many for its width."""
     share = width / config.hidden_size
     heads = max(1, round(config.num_attention_heads * share))
-    most = max(1, round(_kv_heads(config) * share))
-    kept = _kept(config)
+    shared = _shared(config)
+    most = max(1, round(shared["num_key_value_heads"] * share))
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        **kept,
+        **shared,
         "hidden_size": width,
         "intermediate_size": max(1, round(config.intermediate_size * share / WIDTH_STEP)) * WIDTH_STEP,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": next(count for count in range(most, 0, -1) if heads % count == 0),
-        "rope_parameters": {"rope_theta": kept["rope_theta"], "rope_type": "default"},
+        "rope_parameters": {"rope_theta": shared["rope_theta"], "rope_type": "default"},
         "hidden_act": "silu",
         "attention_bias": False,
         "mlp_bias": False,
@@ -93,17 +81,17 @@ def default_width(width: int) -> int:
     return max(1, width // 2 // WIDTH_STEP) * WIDTH_STEP
 
 
-def _kept(config: Any) -> dict[str, Any]:
-    """The values that every draft shares with its target."""
+def _shared(config: Any) -> dict[str, Any]:
+    """The values that heads share with their target, and draft models except for their width."""
     rope = getattr(config, "rope_parameters", None) or {}
     return {
         "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads),
         "head_dim": getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
         "rms_norm_eps": getattr(config, "rms_norm_eps", 1e-6),
         "rope_theta": float(rope.get("rope_theta") or getattr(config, "rope_theta", None) or 10_000.0),
         "max_position_embeddings": config.max_position_embeddings,
     }
-
-
-def _kv_heads(config: Any) -> int:
-    return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)

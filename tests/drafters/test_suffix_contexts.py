@@ -32,10 +32,10 @@ def texts(seed: int) -> list[int]:
     return text
 
 
-def common(text: list[int], position: int, query: list[int]) -> int:
-    """How many tokens before a position are those that end the query, up to 16."""
+def common(text: list[int], position: int, query: list[int], longest: int) -> int:
+    """How many tokens before a position are those that end the query, up to ``longest``."""
     length = 0
-    while length < min(position, len(query), MOST_CONTEXT) and text[position - 1 - length] == query[-1 - length]:
+    while length < min(position, len(query), longest) and text[position - 1 - length] == query[-1 - length]:
         length += 1
     return length
 
@@ -43,14 +43,14 @@ def common(text: list[int], position: int, query: list[int]) -> int:
 @pytest.mark.parametrize("seed", range(40))
 def test_every_position_of_every_context_is_found(seed) -> None:
     """The nodes passed are those where positions part; with each come the latest of all positions that agree so far."""
-    text = texts(seed)
-    rng, contexts = random.Random(seed), Contexts(text)
+    text, most = texts(seed), (MOST_CONTEXT, 4)[seed % 2]
+    rng, contexts = random.Random(seed), Contexts(text, most)
     while contexts.behind > 0:
         contexts.take(rng.randint(1, 50))
         end = contexts.taken
         begin = rng.randrange(end)
         query = rng.choice([text[:end], text[begin : begin + 30], [*text[begin : begin + 20], 99]])
-        lengths = {position: common(text, position, query) for position in range(1, end)}
+        lengths = {position: common(text, position, query, most) for position in range(1, end)}
         found = contexts.matches(query)
         longest = max(lengths.values(), default=0)
         assert (found[-1][0] if found else 0) == longest

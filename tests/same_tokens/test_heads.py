@@ -46,21 +46,6 @@ def test_bf16(pair, kind) -> None:
     assert_same_in("alone", models, partial(engine_with, models, kind, "tree"), max_seqs=4)
 
 
-@pytest.mark.parametrize("kind", ["medusa", "eagle3", "dflash", "draft_model"])
-@pytest.mark.parametrize("shape", ["1,1,1", "8,8"])
-def test_without_the_shared_noise_the_tokens_are_the_same_but_later(pair, kind, shape) -> None:
-    models = pair("llama2")
-    jobs = jobs_of(models.vocab_size, (20, 21, 22, 23), 60, ["warm"])
-    make = models.draft_model if kind == "draft_model" else head_of(models, kind, "tree")
-    texts = {}
-    for shared in (True, False):
-        engine = engine_of(models.target, make, TreeShape.parse(shape))
-        engine.drafter.shared_noise = shared  # type: ignore[union-attr]
-        texts[shared] = run(engine, jobs)
-        assert_same(expected_warm(models), texts[shared])
-    assert accepted_per_step(texts[True]) > 1.5 * accepted_per_step(texts[False])
-
-
 @pytest.mark.parametrize("kind", ["medusa", "eagle3", "dflash"])
 def test_noise_is_shared_with_the_draw(pair, monkeypatch, kind) -> None:
     """Even a head that knows nothing is hit at temperature 1, since the noise decides much of the sample."""

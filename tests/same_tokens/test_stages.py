@@ -30,9 +30,9 @@ class Told(NgramDrafter):
         super().__init__()
         self._texts = whole(jobs_of(pair.vocab_size, LENGTHS, 40), expected(pair, LENGTHS, 40))
 
-    def _chain(self, sequence: SequenceState, levels: int) -> DraftTree | None:
+    def _tree(self, sequence: SequenceState, shape: TreeShape) -> DraftTree | None:
         first = len(sequence.tokens)
-        coming = enumerate(self._texts[sequence.id][first : first + levels], start=first)
+        coming = enumerate(self._texts[sequence.id][first : first + shape.levels], start=first)
         found = [token if number % 7 else token ^ 1 for number, token in coming]
         return DraftTree.chain([sequence.tokens[-1], *found], self.name) if found else None
 

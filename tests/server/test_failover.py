@@ -134,7 +134,7 @@ class World:
             self.stage.broken = "its weights are damaged"
         try:
             config = replace(CONFIG, draft=draft)
-            await self.models.reload(self.models.find(name), config, event != "reload another", lambda *_: None)
+            await self.models.reload(self.models.find(name), config, event != "reload another")
             self.drafts[name] = draft
         except ForesayError as error:
             self.why.append(str(error))

@@ -22,7 +22,7 @@ from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
 from foresay.verifier.model.config import ModelConfig, stored_parameters
 from foresay.verifier.model.decoder import Decoder
-from foresay.verifier.model.quantization import Quantization, Scheme
+from foresay.verifier.model.quantization import Format, Quantization, Scheme
 from foresay.verifier.model.weights import load
 from foresay.verifier.model_runner import ModelRunner
 from foresay.verifier.ops.kernels.cpu.jit import Processor
@@ -108,7 +108,7 @@ def test_weights_are_quantised_once(tmp_path) -> None:
 
 
 MODEL = ModelConfig.from_directory(TARGET)
-MXFP4 = replace(MODEL, quantization=Quantization("mxfp4", (("Linear", Scheme(4, 32, True, "mxfp4", floats=True)),)))
+MXFP4 = replace(MODEL, quantization=Quantization("fp4", (("Linear", Scheme(4, 32, True, Format.MXFP4, floats=True)),)))
 HERE = Device("cpu", 8 << 30)
 
 
@@ -153,7 +153,7 @@ def test_activations_are_shown(capsys) -> None:
     assert main(["generate", "--activations", "int8", "--prompt", "hello"]) == 2
     assert "--activations int8: no weights are whole numbers" in capsys.readouterr().err
     assert main(["check", "--activations", "int8"]) == 1
-    assert "eave --activations out" in " ".join(capsys.readouterr().out.split())
+    assert "leave --activations out" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("how", ["int8", "int4", "fp8"])

@@ -9,6 +9,7 @@ import pytest
 
 from foresay.spec.budget import CostModel
 from foresay.spec.sampling import SamplingParams
+from foresay.spec.tree import MAX_NODES
 from tests.spec.harness import Harness
 from tests.spec.tables import Guesser, TableModel, plain
 
@@ -193,8 +194,7 @@ def test_the_longest_sequence_fits_the_pool_alone(page_size: int) -> None:
     harness = Harness(
         model, Guesser(model, 0.9, full=True), (21, 21, 21), pages=1 + 128 // page_size, page_size=page_size
     )
-    harness.engine.info = msgspec.structs.replace(harness.engine.info, max_model_len=harness.scheduler.most_tokens)
-    assert harness.scheduler.most_tokens == 64
+    harness.engine.info = msgspec.structs.replace(harness.engine.info, max_model_len=128 - MAX_NODES)
     sampling = SamplingParams(seed=1)
     answer = harness.answer([1, 2], sampling)
     assert answer.plain == plain(model, [1, 2], sampling, max_model_len=64)

@@ -95,7 +95,6 @@ def test_llama31(read):
     config = read(LLAMA31_8B)
     assert (config.num_kv_heads, config.head_dim, config.dtype) == (8, 128, "bfloat16")
     assert config.rope == RopeConfig(500000.0, Llama3Scaling(8.0, 1.0, 4.0, 8192))
-    assert config.rope.kind == "llama3"
     assert config.eos_token_ids == (128001, 128008, 128009)
 
 

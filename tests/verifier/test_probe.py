@@ -41,7 +41,7 @@ def test_it_fits_the_smallest_pool_that_is_ever_planned(family, page_size) -> No
     demand = Demand({}, 1, MAX_NODES + page_size, page_size, "float32")
     reader = Reader(family("llama2").decoder(torch.float32), page_size, demand.pages(1) - 1)
     assert probe(reader.model, reader.pool).exact
-    assert not reader.model.recorded_bytes, "what it recorded is of no use to steps"
+    assert not reader.model._replayed, "what it recorded is of no use to steps"
     assert whole(reader.pool)
 
 

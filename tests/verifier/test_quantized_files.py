@@ -18,7 +18,7 @@ from foresay.verifier.model.checkpoint import SINGLE, Checkpoint
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.errors import ConfigError, WeightsError
-from foresay.verifier.model.quantization import INTEGERS, Quantization, Scheme
+from foresay.verifier.model.quantization import Format, Quantization, Scheme
 from foresay.verifier.model.quantization_config import MODELOPT_FILE
 from foresay.verifier.model.weights import check, load
 from foresay.verifier.model.written import write
@@ -581,7 +581,7 @@ def test_a_pattern_that_never_ends_does_not_hold_loading_up(tmp_path, about, all
     ],
 )
 def test_a_pattern_matches_the_names_that_its_family_has_in_files(pattern, kept) -> None:
-    scheme = Scheme(8, None, True, INTEGERS)
+    scheme = Scheme(8, None, True, Format.INTEGERS)
     quantization = Quantization("compressed-tensors", (("Linear", scheme),), (f"re:{pattern}",))
     names = [f"{layer}.{name}" for layer in (0, 1) for name in ("mlp.down_proj", "self_attn.o_proj", "mamba.in_proj")]
     assert {name for name in names if quantization.scheme(f"model.layers.{name}", 64) is None} == kept

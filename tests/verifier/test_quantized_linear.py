@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from foresay.verifier.model.linear import Linear
-from foresay.verifier.model.quantization import Scheme
+from foresay.verifier.model.quantization import Format, Scheme
 from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.kernels.blocked import BlockedWeight
 from foresay.verifier.ops.kernels.cpu import rounded
@@ -305,7 +305,7 @@ def test_off_the_cpu_it_is_laid_out_for_a_gpu(kind) -> None:
 @pytest.mark.parametrize(("kind", "group", "each"), [("mxfp4", 32, 0.5 + 1 / 32), ("nvfp4", 16, 1 + 4 / 16)])
 def test_what_floats_of_four_bits_take_on_a_gpu(kind, group, each) -> None:
     """MXFP4 what it takes in its file; NVFP4's numbers are whole ones of 8 bits there."""
-    scheme = Scheme(4, group, True, "", floats=True)
+    scheme = Scheme(4, group, True, Format.MADE, floats=True)
     assert BlockedWeight.of(matrix_of((256, 96), kind)).nbytes == scheme.nbytes(96, 256) == 256 * 96 * each
 
 

@@ -16,7 +16,7 @@ from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.rope import RopeTable, inverse_frequencies
-from foresay.verifier.model.rope_config import QueryScaling, YarnScaling
+from foresay.verifier.model.rope_config import ProportionalScaling, QueryScaling, YarnScaling
 from foresay.verifier.ops.attention import rotate_and_store
 from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.records import HeadNorms, Rotation
@@ -61,7 +61,8 @@ def test_proportional_frequencies_equal_transformers(tmp_path, more):
     ours = ModelConfig.from_directory(tmp_path)
     expected, _ = ROPE_INIT_FUNCTIONS["proportional"](theirs, layer_type="full_attention")
     table = RopeTable(ours.rope, 512, 100)
-    assert ours.rope.kind == "proportional" and {one.turning for one in ours.stack.attentions} == {256, 512}
+    assert isinstance(ours.rope.parameters, ProportionalScaling)
+    assert {one.turning for one in ours.stack.attentions} == {256, 512}
     angles = torch.outer(torch.arange(100.0), expected)
     torch.testing.assert_close(table.cos, angles.cos().repeat(1, 2), rtol=0, atol=1e-5)
     torch.testing.assert_close(table.signed_sin, torch.cat((-angles.sin(), angles.sin()), dim=1), rtol=0, atol=1e-5)
@@ -90,7 +91,7 @@ def test_frequencies_equal_transformers(tmp_path, name, head_dim, theta):
     compute = ROPE_INIT_FUNCTIONS.get(kind, LlamaRotaryEmbedding.compute_default_rope_parameters)
     expected, expected_factor = compute(theirs)
     frequencies, factor = inverse_frequencies(ours.rope, ours.head_dim, ours.max_positions)
-    assert ours.rope.kind == {"default": "none"}.get(kind, kind)
+    assert (ours.rope.parameters is None) == (kind == "default")
     assert frequencies.dtype == torch.float32
     torch.testing.assert_close(frequencies, expected, rtol=ULP, atol=0)
     assert factor == pytest.approx(expected_factor, rel=1e-15)

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from foresay.verifier.ops.kernels.cpu.launch import Recording, recording
+from foresay.verifier.ops.kernels.cpu.launch import recording
 
 #: Runs of a step before it is captured: kernels are compiled and libraries create their handles.
 _WARM_UP = 2
@@ -57,11 +57,6 @@ def recorded(work: Work) -> Replay:
             for _ in work():
                 replay.cut()
     return replay
-
-
-def recorded_bytes(replay: Replay) -> int:
-    """Bytes that a CPU's recording holds; 0 for other replays."""
-    return replay.nbytes if isinstance(replay, Recording) else 0
 
 
 class Eager:

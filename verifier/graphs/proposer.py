@@ -111,7 +111,7 @@ class Proposer(Protocol):
 
     def prepare(self, sequences: Sequence[SequenceState]) -> bool:
         """Host: complete what :meth:`propose` reads for sequences that join. False: not possible now."""
-        ...
+        return True
 
     def takes(self, scheduled: ScheduledSequence) -> bool:
         """Host: whether it can draft what is planned for a sequence."""
@@ -119,12 +119,12 @@ class Proposer(Protocol):
 
     def write(self, batch: Sequence[ScheduledSequence]) -> None:
         """Host: write what :meth:`propose` reads that is not in the state, before each launch."""
-        ...
+        return
 
     def arrived(self, sequence: SequenceState, index: int, tree: DraftTree, more: Sequence[Tensor]) -> DraftTree:
         """Host: a sequence's tree with what else is known of it. more: of all trees, as in :class:`DeviceTree`; index:
         its own."""
-        ...
+        return tree
 
     def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
         """Host: this path of a captured step's tree was committed to ``sequence.table``: set marks, and learn."""

@@ -27,7 +27,7 @@ from foresay.spec.sample import BROKEN
 from foresay.spec.trace import Stopwatch
 from foresay.spec.tree import DraftTree
 from foresay.verifier.forward_batch import ForwardBatch, StaticRows
-from foresay.verifier.graphs.capture import Arrival, Capture, fetched, packed, recorded_bytes, unpacked, without_stops
+from foresay.verifier.graphs.capture import Arrival, Capture, fetched, packed, unpacked, without_stops
 from foresay.verifier.graphs.proposer import AcceptedTree, DeviceTree, Proposer
 from foresay.verifier.graphs.rows import Nodes, followed_by, rows_of
 from foresay.verifier.graphs.state import StepState
@@ -138,11 +138,6 @@ class SpeculativeStep:
         with torch.inference_mode():
             self._verify(tree, rows, logits, features)
         yield
-
-    @property
-    def recorded_bytes(self) -> int:
-        """Bytes that a recording of it holds."""
-        return recorded_bytes(self.launch)
 
     def run(self, watch: Stopwatch) -> None:
         """Launch it whole; a timed one has then run."""

@@ -22,7 +22,7 @@ from foresay.verifier.model.linear import Linear
 from foresay.verifier.model.nodes import BEFORE, HeadNorm, Layer, Outside
 from foresay.verifier.model.predicting import EMBEDDING, MIXES, mtp_layout
 from foresay.verifier.model.products import OUTPUT, QKV, Product
-from foresay.verifier.model.quantization import HEAD, INTEGERS, Quantization, Scheme
+from foresay.verifier.model.quantization import HEAD, Format, Quantization, Scheme
 from foresay.verifier.model.stored import Misfit
 from foresay.verifier.model.weights import EMBEDDING as TOKENS
 from foresay.verifier.model.weights import LM_HEAD, LayerWeights, ModelWeights, allocate, make_whole, slots
@@ -184,8 +184,8 @@ def _quantization(files: HeadTensors) -> Quantization | None:
         fits = values is not None and scales.dim() == values.dim() == 2 and len(scales) == len(values)
         if values is None or values.dtype != torch.int8 or not fits or values.shape[1] % scales.shape[1]:
             raise WeightsError(f"{files.where}: {weight} must be int8 in groups, each with a scale in {name}")
-        named[weight.removesuffix(".weight")] = Scheme(8, values.shape[1] // scales.shape[1], True, INTEGERS)
-    return Quantization(INTEGERS, (), named=named) if named else None
+        named[weight.removesuffix(".weight")] = Scheme(8, values.shape[1] // scales.shape[1], True, Format.INTEGERS)
+    return Quantization(Format.INTEGERS, (), named=named) if named else None
 
 
 def taken(files: HeadTensors, name: str, size: int) -> Tensor | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -187,8 +187,7 @@ def _rates_apart(node: Mamba2, weights: LayerWeights) -> LayerWeights:
     whole = weights.matrices[MIXED]
     order = (_order(node, whole.device) + node.values) % (node.channels + node.values)  # gates come first
     steps = torch.arange(len(order), len(order) + node.value_heads, device=order.device)
-    into = {MIXED: whole[order], RATES: whole[steps]}
-    return LayerWeights({**weights.matrices, **into}, weights.biases, weights.vectors)
+    return replace(weights, matrices=weights.matrices | {MIXED: whole[order], RATES: whole[steps]})
 
 
 def _side_by_side(node: GatedDelta, weights: LayerWeights) -> LayerWeights:
@@ -199,11 +198,9 @@ def _side_by_side(node: GatedDelta, weights: LayerWeights) -> LayerWeights:
     channels = torch.cat((torch.arange(2 * node.keys).to(wide), 2 * node.keys + wide))
     rows = {MIXED: torch.cat((channels, len(channels) + wide)), RATES: torch.cat((heads, len(heads) + heads))}
     numbers = {TAPS: channels, DECAY: heads, SHIFT: heads}
-    return LayerWeights(
-        {**weights.matrices, **{name: weights.matrices[name][order] for name, order in rows.items()}},
-        weights.biases,
-        {**weights.vectors, **{name: weights.vectors[name][order] for name, order in numbers.items()}},
-    )
+    matrices = {name: weights.matrices[name][order] for name, order in rows.items()}
+    vectors = {name: weights.vectors[name][order] for name, order in numbers.items()}
+    return replace(weights, matrices=weights.matrices | matrices, vectors=weights.vectors | vectors)
 
 
 def _kinds_apart(node: GatedDelta, weights: LayerWeights) -> LayerWeights:
@@ -215,7 +212,7 @@ def _kinds_apart(node: GatedDelta, weights: LayerWeights) -> LayerWeights:
         whole = torch.arange(matrices[name].shape[0]).view(node.key_heads, -1)
         order = torch.cat([part.flatten() for part in whole.split_with_sizes(kinds[name], dim=1)])
         matrices[name] = matrices[name][order.to(weights.vectors[DECAY].device)]
-    return LayerWeights(matrices, weights.biases, weights.vectors)
+    return replace(weights, matrices=matrices)
 
 
 def _gates_apart(attention: Attention, weights: LayerWeights) -> LayerWeights:
@@ -227,11 +224,8 @@ def _gates_apart(attention: Attention, weights: LayerWeights) -> LayerWeights:
     queries, others = rows.split((len(rows) - 2 * (keys := attention.kv_heads * attention.head_dim), 2 * keys))
     own, gates = queries.view(attention.heads, 2, -1).unbind(1)
     into = {QKV: torch.cat((own.flatten(), others)), HEAD_GATE: gates.flatten()}
-    return LayerWeights(
-        {**weights.matrices, **{name: whole[each.to(whole.device)] for name, each in into.items()}},
-        weights.biases,
-        weights.vectors,
-    )
+    matrices = {name: whole[each.to(whole.device)] for name, each in into.items()}
+    return replace(weights, matrices=weights.matrices | matrices)
 
 
 def norm_of(kind: NormKind, module: str, vectors: Mapping[str, Tensor], ones: Tensor, factor: float = 1.0) -> Norm:

@@ -1,22 +1,7 @@
 """Which matrices of a model are quantised, and how: by ``--quantize``, or as described in config.json
 (:mod:`foresay.verifier.model.quantization_config`).
 
-::
-
-    made                quantised here on loading, from floats
-    pack-quantized      compressed-tensors: ``weight_packed``, ``weight_scale``, perhaps ``weight_zero_point``
-    int-quantized       compressed-tensors: ``weight`` of int8, ``weight_scale``, perhaps ``weight_zero_point``
-    float-quantized     compressed-tensors: ``weight`` of e4m3, ``weight_scale``
-    fp8                 ``weight`` of e4m3, ``weight_scale_inv`` (or ``weight_scale``) of blocks or of all
-    gptq, gptq_v2       ``qweight``, ``qzeros``, ``scales``, ``g_idx``; the first stores zeros less one
-    mxfp4               gpt-oss: for all experts e2m1 codes (``.._blocks``) and powers of two (``.._scales``)
-    mxfp4-pack-quantized   compressed-tensors: ``weight_packed``, ``weight_scale``, the same codes and scales
-    nvfp4-pack-quantized   compressed-tensors: the same with scales of e4m3, which ``weight_global_scale`` divides
-    modelopt            NVIDIA's: ``weight`` of codes, ``weight_scale`` of e4m3, their factor ``weight_scale_2``
-    awq                 ``qweight``, ``qzeros``, ``scales``, with permuted outputs in a word
-    gguf                blocks of llama.cpp's file (:mod:`foresay.verifier.model.gguf.weights`)
-
-The meaning of the numbers: :mod:`foresay.verifier.ops.quantized`. Their layout in the files:
+The meaning of the numbers: :mod:`foresay.verifier.ops.quantized`. How files with each layout are read:
 :mod:`foresay.verifier.model.stored`. Imports no torch.
 """
 
@@ -24,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from functools import lru_cache
 from math import prod
 
@@ -32,10 +18,6 @@ import regex
 from foresay.verifier.model.errors import ConfigError
 from foresay.verifier.model.names import stored_names
 
-MADE, PACKED, INTEGERS, AWQ, GGUF = "made", "pack-quantized", "int-quantized", "awq", "gguf"
-FLOATS8, BLOCKS, MXFP4 = "float-quantized", "fp8", "mxfp4"
-MXFP4_PACKED, NVFP4_PACKED, MODELOPT = "mxfp4-pack-quantized", "nvfp4-pack-quantized", "modelopt"
-GPTQ = ("gptq", "gptq_v2")
 HEAD = "lm_head"
 #: Groups that ``--quantize int4`` tries; rows that none of them divides become int8.
 _GROUPS = (128, 64, 32)
@@ -45,10 +27,28 @@ _OF_A_HEAD = regex.compile(r"\.heads\.\d+\.[kv]_b_proj$")
 _STEP = 8
 
 
+class Format(StrEnum):
+    """How files store a quantised matrix, by the names that configurations have for it."""
+
+    MADE = "made"  # as floats: it is quantised here on loading
+    PACKED = "pack-quantized"  # compressed-tensors: weight_packed, weight_scale, perhaps weight_zero_point
+    INTEGERS = "int-quantized"  # compressed-tensors: weight of int8, weight_scale, perhaps weight_zero_point
+    FLOATS8 = "float-quantized"  # compressed-tensors: weight of e4m3, weight_scale
+    BLOCKS = "fp8"  # weight of e4m3, weight_scale_inv (or weight_scale) of blocks or of all
+    GPTQ = "gptq"  # qweight, qzeros (stored less one), scales, g_idx
+    GPTQ_V2 = "gptq_v2"  # the same with zeros as they are
+    AWQ = "awq"  # qweight, qzeros, scales, with permuted outputs in a word
+    MXFP4 = "mxfp4"  # gpt-oss: for all experts e2m1 codes (.._blocks) and powers of two (.._scales)
+    MXFP4_PACKED = "mxfp4-pack-quantized"  # compressed-tensors: weight_packed, weight_scale, the same codes and scales
+    NVFP4_PACKED = "nvfp4-pack-quantized"  # the same with scales of e4m3, which weight_global_scale divides
+    MODELOPT = "modelopt"  # NVIDIA's: weight of codes, weight_scale of e4m3, their factor weight_scale_2
+    GGUF = "gguf"  # blocks of llama.cpp's file (foresay.verifier.model.gguf.weights)
+
+
 @dataclass(frozen=True, slots=True)
 class Scheme:
     """How a matrix is quantised. group: numbers of a row that share a scale; None: all of them. symmetric: whether
-    there are no zero points. layout: see above. span: numbers that share a step, of which scales are multiples; None:
+    there are no zero points. span: numbers that share a step, of which scales are multiples; None:
     scales are not multiples. minimums: whether groups have these too. floats: whether numbers are e4m3, or with 4 bits
     e2m1, with 8-bit scales: e4m3 for 16 numbers, powers of two for 32. rows: that share a scale in the files; None:
     all. ordered: whether numbers of a row are assigned to groups in another order. ones: whether all multiples are one.
@@ -57,7 +57,7 @@ class Scheme:
     bits: int
     group: int | None
     symmetric: bool
-    layout: str
+    layout: Format
     span: int | None = None
     minimums: bool = False
     floats: bool = False
@@ -73,16 +73,22 @@ class Scheme:
     @property
     def plain_int8(self) -> bool:
         """Whether numbers are plain int8 with only scales."""
-        return (self.bits, self.symmetric, self.layout, self.floats, self.rows) == (8, True, INTEGERS, False, 1)
+        return (self.bits, self.symmetric, self.layout, self.floats, self.rows) == (
+            8,
+            True,
+            Format.INTEGERS,
+            False,
+            1,
+        )
 
     def fitting(self, inner: int) -> Scheme | None:
         """The scheme for rows of ``inner`` numbers; None if the matrix stays float. Raises ValueError for a stored
         scheme that does not fit.
         """
-        if self.layout != MADE:
+        if self.layout != Format.MADE:
             if inner % (self.group or inner) or (self.group or inner) % _STEP:
                 raise ValueError(f"rows of {inner} in groups of {self.group or inner} (whole eights are supported)")
-            return replace(self, span=inner) if self.layout in (NVFP4_PACKED, MODELOPT) else self
+            return replace(self, span=inner) if self.layout in (Format.NVFP4_PACKED, Format.MODELOPT) else self
         group = next((each for each in _GROUPS if inner % each == 0), None)
         if self.bits == 4 and group is not None:
             return replace(self, group=group)
@@ -130,15 +136,15 @@ class Quantization:
     @classmethod
     def made(cls, how: str) -> Quantization:
         """By ``--quantize``: ``int8``, ``int4`` or ``fp8``. With int4 the output head is int8."""
-        int8, int4 = Scheme(8, None, True, MADE), Scheme(4, _GROUPS[0], True, MADE)
+        int8, int4 = Scheme(8, None, True, Format.MADE), Scheme(4, _GROUPS[0], True, Format.MADE)
         if how == "int4":
-            return cls(MADE, ((HEAD, int8), ("Linear", int4)))
-        return cls(MADE, (("Linear", replace(int8, floats=how == "fp8")),))
+            return cls(Format.MADE, ((HEAD, int8), ("Linear", int4)))
+        return cls(Format.MADE, (("Linear", replace(int8, floats=how == "fp8")),))
 
     @property
     def is_made(self) -> bool:
         """Whether the files hold floats."""
-        return self.method == MADE
+        return self.method == Format.MADE
 
     def scheme(self, module: str, inner: int) -> Scheme | None:
         """How the matrix of a module is quantised; None if it is not. inner: numbers of a row.
@@ -165,7 +171,7 @@ class Quantization:
     @property
     def with_head(self) -> bool:
         """Whether an output head that is tied to the embedding can still be quantised."""
-        return self.method in (MADE, GGUF)
+        return self.method in (Format.MADE, Format.GGUF)
 
     def __str__(self) -> str:
         inside = dict.fromkeys(str(scheme) for target, scheme in self.all_rules if target != HEAD)

@@ -9,23 +9,9 @@ from pathlib import Path
 
 from foresay.verifier.model.errors import ConfigError
 from foresay.verifier.model.fields import Fields
+from foresay.verifier.model.gguf.file import SCHEMES
 from foresay.verifier.model.names import module_name
-from foresay.verifier.model.quantization import (
-    AWQ,
-    BLOCKS,
-    FLOATS8,
-    GGUF,
-    GPTQ,
-    INTEGERS,
-    MODELOPT,
-    MXFP4,
-    MXFP4_PACKED,
-    NVFP4_PACKED,
-    PACKED,
-    Quantization,
-    Scheme,
-    pattern,
-)
+from foresay.verifier.model.quantization import Format, Quantization, Scheme, pattern
 
 #: All modules of the layers.
 _LAYERS = r"re:model\.layers\."
@@ -37,7 +23,12 @@ SUPPORTED = (
     "gptq and awq (4 bits)"
 )
 #: Numbers that share a scale, by layouts of 4-bit floats.
-_FLOATS4 = {MXFP4_PACKED: 32, NVFP4_PACKED: 16}
+_FLOATS4 = {Format.MXFP4_PACKED: 32, Format.NVFP4_PACKED: 16}
+#: The layouts of compressed-tensors, by their names there.
+_COMPRESSED = {
+    **{each.value: each for each in (Format.PACKED, Format.INTEGERS, Format.FLOATS8, *_FLOATS4)},
+    "naive-quantized": Format.INTEGERS,
+}
 
 
 def read_quantization(fields: Fields, directory: Path | None = None) -> Quantization | None:
@@ -48,8 +39,8 @@ def read_quantization(fields: Fields, directory: Path | None = None) -> Quantiza
         if section is not None:
             method = str(section.get("quant_method") or "unnamed")
             readers = {
-                "compressed-tensors": _compressed, "gptq": _gptq, "awq": _awq, BLOCKS: _blocks, MXFP4: _mxfp4,
-                GGUF: _gguf, MODELOPT: _modelopt, "modelopt_fp4": _modelopt,
+                "compressed-tensors": _compressed, "gptq": _gptq, "awq": _awq, "fp8": _blocks, "mxfp4": _mxfp4,
+                "gguf": _gguf, "modelopt": _modelopt, "modelopt_fp4": _modelopt,
             }  # fmt: skip
             if method not in readers:
                 raise fields.error(f"{key}: quantised weights ({method}) are not supported; supported: {SUPPORTED}")
@@ -57,7 +48,9 @@ def read_quantization(fields: Fields, directory: Path | None = None) -> Quantiza
     if directory is None or not (own := directory / MODELOPT_FILE).exists():
         return None
     section = Fields.read(own).section("quantization")
-    return None if section is None or section.get("quant_algo") is None else _modelopt(_Section(section, MODELOPT))
+    return (
+        None if section is None or section.get("quant_algo") is None else _modelopt(_Section(section, Format.MODELOPT))
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,15 +100,15 @@ def _rules(section: _Section, groups: Fields, name: str) -> Iterator[tuple[str, 
     if group is None:
         raise groups.error(f"{name} is empty")
     own = _Section(group, section.method)
-    layout = group.get("format") or section.fields.get("format")
-    if layout not in (PACKED, INTEGERS, FLOATS8, "naive-quantized", *_FLOATS4):
-        raise own.refuse(f"format {layout!r} is not supported")
+    name_of = group.get("format") or section.fields.get("format")
+    if (layout := _COMPRESSED.get(str(name_of))) is None:
+        raise own.refuse(f"format {name_of!r} is not supported")
     if group.get("output_activations"):
         raise own.refuse(f"{name}: outputs that are rounded (output_activations) are not supported")
     weights = group.section("weights")
     if weights is None:
         raise own.refuse(f"{name} has no weights")
-    scheme = _scheme(_Section(weights, section.method), str(layout))
+    scheme = _scheme(_Section(weights, section.method), layout)
     for target in own.names("targets"):
         yield target, scheme
 
@@ -135,7 +128,7 @@ def _kv(section: _Section) -> str:
     """The requested KV cache dtype. Scales that files have for it are not used: each head of a token gets its own."""
     if not section.fields.get("kv_cache_scheme"):
         return ""
-    if section.method == BLOCKS:  # where it is a string, or such a section
+    if section.method == Format.BLOCKS:  # where it is a string, or such a section
         return "fp8"
     scheme = section.fields.section("kv_cache_scheme")
     kind = "" if scheme is None else _kind(scheme)
@@ -144,13 +137,13 @@ def _kv(section: _Section) -> str:
     return kind
 
 
-def _scheme(weights: _Section, layout: str) -> Scheme:
+def _scheme(weights: _Section, layout: Format) -> Scheme:
     fields = weights.fields
     kind, strategy, bits = fields.get("type") or "int", fields.get("strategy"), fields.integer("num_bits")
-    floats = layout == FLOATS8
+    floats = layout == Format.FLOATS8
     if layout in _FLOATS4:
         return _floats4(weights, layout, kind)
-    if kind != ("float" if floats else "int") or bits not in ((4, 8) if layout == PACKED else (8,)):
+    if kind != ("float" if floats else "int") or bits not in ((4, 8) if layout == Format.PACKED else (8,)):
         raise weights.refuse(f"{bits} bits of type {kind} are not supported")
     symmetric, whole = fields.flag("symmetric", True), strategy == "tensor"
     known = "channel", "group", *(("block",) if floats else ()), *(("tensor",) if symmetric else ())
@@ -159,12 +152,11 @@ def _scheme(weights: _Section, layout: str) -> Scheme:
     if strategy == "block":
         return _in_blocks(weights, "block_structure", layout)
     group = fields.integer("group_size") if strategy == "group" else None
-    kept = layout if layout in (PACKED, FLOATS8) else INTEGERS
     ordered = fields.get("actorder") in (True, "group", "dynamic")
-    return Scheme(bits, group, symmetric, kept, floats=floats, rows=None if whole else 1, ordered=ordered)
+    return Scheme(bits, group, symmetric, layout, floats=floats, rows=None if whole else 1, ordered=ordered)
 
 
-def _floats4(weights: _Section, layout: str, kind: object) -> Scheme:
+def _floats4(weights: _Section, layout: Format, kind: object) -> Scheme:
     """e2m1 with scales of 8 bits, in groups of the size that the format has."""
     bits, group = weights.fields.integer("num_bits"), weights.fields.integer("group_size")
     if (kind, bits, group) != ("float", 4, _FLOATS4[layout]) or not weights.fields.flag("symmetric", True):
@@ -172,7 +164,7 @@ def _floats4(weights: _Section, layout: str, kind: object) -> Scheme:
     return Scheme(4, group, True, layout, floats=True)
 
 
-def _in_blocks(section: _Section, key: str, layout: str) -> Scheme:
+def _in_blocks(section: _Section, key: str, layout: Format) -> Scheme:
     """e4m3, with a scale for each block of rows and columns."""
     found = section.fields.get(key)
     if not isinstance(found, list) or len(found) != 2 or not all(isinstance(one, int) and one > 1 for one in found):
@@ -188,15 +180,15 @@ def _blocks(section: _Section) -> Quantization:
         raise section.refuse(f"activation_scheme {how!r} is not supported")
     names = (*section.names("modules_to_not_convert"), *section.names("ignored_layers"))
     kept = tuple(one if one.startswith("re:") else f"in:.{one}." for one in names)
-    scheme = Scheme(8, None, True, BLOCKS, floats=True, rows=None)
+    scheme = Scheme(8, None, True, Format.BLOCKS, floats=True, rows=None)
     if section.fields.get("weight_block_size") is not None:
-        scheme = _in_blocks(section, "weight_block_size", BLOCKS)
+        scheme = _in_blocks(section, "weight_block_size", Format.BLOCKS)
     return Quantization(section.method, ((_LAYERS, scheme),), kept, "fp8", _kv(section))
 
 
 def _mxfp4(section: _Section) -> Quantization:
     """The format of gpt-oss: only experts."""
-    return Quantization(section.method, (("in:.experts.", Scheme(4, 32, True, MXFP4, floats=True)),))
+    return Quantization(section.method, (("in:.experts.", Scheme(4, 32, True, Format.MXFP4, floats=True)),))
 
 
 def _modelopt(section: _Section) -> Quantization:
@@ -209,33 +201,33 @@ def _modelopt(section: _Section) -> Quantization:
     layers = section.fields.section("quantized_layers")
     if section.fields.get("quant_algo") != "MIXED_PRECISION":
         scheme, rounded = _of_modelopt(section.fields)
-        return Quantization(MODELOPT, (("Linear", scheme),), kept, rounded, "fp8" if kv else _kv(section))
+        return Quantization(Format.MODELOPT, (("Linear", scheme),), kept, rounded, "fp8" if kv else _kv(section))
     if layers is None:
         raise section.fields.error("quantized_layers is missing")
     own = {module_name(name): _of_modelopt(layers.section(name) or Fields({}, name)) for name in layers.values}
     rounded = ", ".join(dict.fromkeys(each for _, each in own.values() if each))
     named = {name: scheme for name, (scheme, _) in own.items()}
-    return Quantization(MODELOPT, (), kept, rounded, "fp8" if kv else _kv(section), named)
+    return Quantization(Format.MODELOPT, (), kept, rounded, "fp8" if kv else _kv(section), named)
 
 
 def _of_modelopt(fields: Fields) -> tuple[Scheme, str]:
     """How some modules are quantised, and what their inputs would be rounded to."""
     algorithm, group = fields.get("quant_algo"), fields.integer("group_size", 16)
     if algorithm == "FP8":
-        return Scheme(8, None, True, FLOATS8, floats=True, rows=None), "fp8"
+        return Scheme(8, None, True, Format.FLOATS8, floats=True, rows=None), "fp8"
     if algorithm not in ("NVFP4", "W4A16_NVFP4") or group != 16:
         fault = f"quant_algo {algorithm!r} in groups of {group} is not supported"
-        raise _Section(fields, MODELOPT).refuse(fault)
-    return Scheme(4, 16, True, MODELOPT, floats=True), "fp4" if algorithm == "NVFP4" else ""
+        raise _Section(fields, Format.MODELOPT).refuse(fault)
+    return Scheme(4, 16, True, Format.MODELOPT, floats=True), "fp4" if algorithm == "NVFP4" else ""
 
 
 def _gptq(section: _Section) -> Quantization:
-    layout = section.fields.get("checkpoint_format") or GPTQ[0]
-    if layout not in GPTQ:
+    layout = section.fields.get("checkpoint_format") or Format.GPTQ
+    if layout not in (Format.GPTQ, Format.GPTQ_V2):
         raise section.refuse(f"checkpoint_format {layout!r} is not supported")
     if section.fields.get("lm_head"):
         raise section.refuse("a quantised output head (lm_head) is not supported")
-    made = _of_layers(section, str(layout), section.fields.flag("sym", True), ())
+    made = _of_layers(section, Format(layout), section.fields.flag("sym", True), ())
     ordered = section.fields.flag("desc_act", False)
     return replace(made, rules=tuple((target, replace(scheme, ordered=ordered)) for target, scheme in made.rules))
 
@@ -244,10 +236,10 @@ def _awq(section: _Section) -> Quantization:
     if str(section.fields.get("version") or "gemm").lower() != "gemm":
         raise section.refuse(f"version {section.fields.get('version')!r} is not supported")
     ignore = tuple(f"in:{each}" for each in section.names("modules_to_not_convert"))
-    return _of_layers(section, AWQ, not section.fields.flag("zero_point", True), ignore)
+    return _of_layers(section, Format.AWQ, not section.fields.flag("zero_point", True), ignore)
 
 
-def _of_layers(section: _Section, layout: str, symmetric: bool, ignore: tuple[str, ...]) -> Quantization:
+def _of_layers(section: _Section, layout: Format, symmetric: bool, ignore: tuple[str, ...]) -> Quantization:
     """4 bits in all matrices of the layers."""
     bits, group = section.fields.integer("bits"), section.fields.get("group_size")
     if bits != 4:
@@ -256,31 +248,16 @@ def _of_layers(section: _Section, layout: str, symmetric: bool, ignore: tuple[st
     return Quantization(section.method, ((_LAYERS, Scheme(4, size, symmetric, layout)),), ignore)
 
 
-#: The schemes of GGUF's block types as integers.
-_OF_GGUF = {
-    "Q8_0": Scheme(8, 32, True, GGUF),
-    "Q4_0": Scheme(4, 32, True, GGUF),
-    "Q4_1": Scheme(4, 32, True, GGUF, 32, True, ones=True),
-    "Q5_0": Scheme(8, 32, True, GGUF),
-    "Q5_1": Scheme(8, 32, True, GGUF, 32, True, ones=True),
-    "Q4_K": Scheme(4, 32, True, GGUF, 256, True),
-    "Q5_K": Scheme(8, 32, True, GGUF, 256, True),
-    "Q6_K": Scheme(8, 16, True, GGUF, 256),
-    "MXFP4": Scheme(4, 32, True, GGUF, floats=True),
-    "NVFP4": Scheme(4, 16, True, GGUF, floats=True),
-}
-
-
 def _gguf(section: _Section) -> Quantization:
     """The section made from a GGUF file's metadata: modules, and the types of those that are fused."""
     modules = section.fields.get("modules")
     section.check("modules", [str(target) for target, _ in modules])
-    return Quantization(GGUF, tuple((str(target), _holding(section, kinds)) for target, kinds in modules))
+    return Quantization(Format.GGUF, tuple((str(target), _holding(section, kinds)) for target, kinds in modules))
 
 
 def _holding(section: _Section, kinds: list[str]) -> Scheme:
     """A scheme that can hold numbers of all of these types exactly."""
-    found = [_OF_GGUF[kind] for kind in kinds]
+    found = [SCHEMES[kind] for kind in kinds]
     if len(set(found)) == 1:
         return found[0]
     if any(one.e2m1 for one in found):
@@ -288,4 +265,4 @@ def _holding(section: _Section, kinds: list[str]) -> Scheme:
     groups = [one.group or 0 for one in found]
     spans = [one.span or group for one, group in zip(found, groups, strict=True)]
     ones = all(one.span is None or one.ones for one in found)
-    return Scheme(8, min(groups), True, GGUF, min(spans), any(one.minimums for one in found), ones=ones)
+    return Scheme(8, min(groups), True, Format.GGUF, min(spans), any(one.minimums for one in found), ones=ones)

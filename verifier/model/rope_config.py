@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 from foresay.verifier.model.exact import ln
 from foresay.verifier.model.fields import LARGEST_FLOAT, Fields
@@ -113,25 +112,6 @@ class RopeConfig:
     def rotated(self, head_dim: int) -> int:
         """How many numbers of a head are rotated."""
         return int(head_dim * self.share)
-
-    @property
-    def kind(self) -> Literal["none", "linear", "llama3", "yarn", "factors", "longrope", "proportional"]:
-        """The scaling rule by its name in checkpoints, "none" for the plain embedding."""
-        match self.parameters:
-            case LinearScaling():
-                return "linear"
-            case Llama3Scaling():
-                return "llama3"
-            case YarnScaling():
-                return "yarn"
-            case FrequencyFactors():
-                return "factors"
-            case LongScaling():
-                return "longrope"
-            case ProportionalScaling():
-                return "proportional"
-            case None:
-                return "none"
 
 
 def read_rope(config: Fields, partial: bool = False, interleaved: bool = False) -> RopeConfig:

@@ -19,21 +19,7 @@ from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.errors import ConfigError
 from foresay.verifier.model.linear import Matrix
 from foresay.verifier.model.products import Stacked
-from foresay.verifier.model.quantization import (
-    AWQ,
-    BLOCKS,
-    FLOATS8,
-    GGUF,
-    GPTQ,
-    INTEGERS,
-    MADE,
-    MODELOPT,
-    MXFP4,
-    MXFP4_PACKED,
-    NVFP4_PACKED,
-    PACKED,
-    Scheme,
-)
+from foresay.verifier.model.quantization import Format, Scheme
 from foresay.verifier.ops.quantized import E8M0, FP8, QuantizedMatrix
 
 #: Four-bit numbers in a word, and the order of outputs in an AWQ word.
@@ -59,17 +45,15 @@ def stored(
 ) -> Iterator[tuple[str, TensorSlot]]:
     """The tensors, by name, that make up one matrix of the decoder. name: that of a float tensor. there: names in the
     files."""
-    if isinstance(into, Tensor) or scheme is None or scheme.layout in (MADE, GGUF):
+    if isinstance(into, Tensor) or scheme is None or scheme.layout in (Format.MADE, Format.GGUF):
         yield name, TensorSlot(tuple(into.shape), FLOATS, partial(put, into))
         return
-    floats = dict.fromkeys((FLOATS8, BLOCKS), _floats) | dict.fromkeys((MXFP4_PACKED, NVFP4_PACKED, MODELOPT), _e2m1)
-    layouts = {PACKED: _packed, INTEGERS: _integers, AWQ: _awq, MXFP4: _mxfp4, **floats, **dict.fromkeys(GPTQ, _gptq)}
     module = name.removesuffix(".weight")
-    for part, found in layouts[scheme.layout](into, scheme):
+    for part, found in _READERS[scheme.layout](into, scheme):
         other = part.removesuffix("_inv")  # two writers, two names
         yield f"{module}.{other if f'{module}.{other}' in there else part}", found
     if into.order is not None:
-        order = "g_idx" if scheme.layout in GPTQ else "weight_g_idx"
+        order = "g_idx" if scheme.layout in (Format.GPTQ, Format.GPTQ_V2) else "weight_g_idx"
         yield f"{module}.{order}", TensorSlot((into.inner,), ("I32", "I64"), partial(_put_order, into, into.order))
 
 
@@ -123,7 +107,7 @@ def _dequantised(slot: TensorSlot, name: str, config: ModelConfig, there: Contai
     module = name.removesuffix(".weight")
     rooms = WeightAllocator(config, torch.float32, torch.float32, torch.device("cpu"))
     scheme, whole = rooms.scheme((module,), slot.shape[1]), rooms.matrix(slot.shape[0], slot.shape[1], module)
-    if isinstance(whole, Tensor) or scheme is None or scheme.layout in (MADE, GGUF):
+    if isinstance(whole, Tensor) or scheme is None or scheme.layout in (Format.MADE, Format.GGUF):
         return {name: slot}
     parts = dict(stored(name, whole, scheme, there))
     left = set(parts)
@@ -187,16 +171,11 @@ def _packed(into: QuantizedMatrix, scheme: Scheme) -> _Parts:
         yield "weight_zero_point", TensorSlot(shape, ("I32",), lambda t: zeros.copy_(_numbers(t.T, bits).T[:outer]))
 
 
-def _mxfp4(into: QuantizedMatrix, scheme: Scheme) -> _Parts:
-    """Files have these only for all experts together (:func:`stack_slot`)."""
-    yield "blocks", TensorSlot((into.shape[0], into.inner // 2), ("U8",), into.values.copy_)
-    yield "scales", TensorSlot(tuple(into.scales.shape), ("U8",), into.scales.view(torch.uint8).copy_)
-
-
 def _e2m1(into: QuantizedMatrix, scheme: Scheme) -> _Parts:
-    """Codes, scales of 8 bits, and perhaps what all of these are multiplied with, or divided by."""
+    """Codes, scales of 8 bits, and perhaps what all of these are multiplied with, or divided by. gpt-oss has them only
+    for all experts together (:func:`stack_slot`)."""
     outer, inner = into.shape
-    theirs = scheme.layout == MODELOPT
+    theirs = scheme.layout == Format.MODELOPT
     yield "weight" if theirs else "weight_packed", TensorSlot((outer, inner // 2), ("U8",), into.values.copy_)
     kind = "U8" if into.steps is None else E4M3
     yield "weight_scale", TensorSlot(tuple(into.scales.shape), (kind,), partial(_put_scales, into.scales))
@@ -228,16 +207,12 @@ def _check_shape(expected: tuple[int, int], found: Tensor) -> None:
         raise Misfit(f"says {found.tolist()}, expected {list(expected)}")
 
 
-def _integers(into: QuantizedMatrix, scheme: Scheme) -> _Parts:
-    yield "weight", TensorSlot(into.shape, ("I8",), into.put)
-    yield "weight_scale", _spread(into.scales, scheme)
+def _eight_bits(into: QuantizedMatrix, scheme: Scheme) -> _Parts:
+    kind, put_numbers = (E4M3, partial(_put_floats, into)) if scheme.floats else ("I8", into.put)
+    yield "weight", TensorSlot(into.shape, (kind,), put_numbers)
+    yield "weight_scale_inv" if scheme.layout == Format.BLOCKS else "weight_scale", _spread(into.scales, scheme)
     if into.zeros is not None:
         yield "weight_zero_point", TensorSlot(tuple(into.zeros.shape), ("I8",), into.zeros.copy_)
-
-
-def _floats(into: QuantizedMatrix, scheme: Scheme) -> _Parts:
-    yield "weight", TensorSlot(into.shape, (E4M3,), partial(_put_floats, into))
-    yield "weight_scale_inv" if scheme.layout == BLOCKS else "weight_scale", _spread(into.scales, scheme)
 
 
 def _spread(scales: Tensor, scheme: Scheme) -> TensorSlot:
@@ -254,23 +229,24 @@ def _put_floats(into: QuantizedMatrix, found: Tensor) -> None:
     into.put(found)
 
 
-def _gptq(into: QuantizedMatrix, scheme: Scheme) -> _Parts:
-    outer, inner = into.shape
-    groups = into.scales.shape[1]
-    less = 1 if scheme.layout == GPTQ[0] else 0
-    yield "qweight", TensorSlot((inner // _EIGHT, outer), ("I32",), lambda t: into.put(_numbers(t.T, 4)))
-    yield (
-        "qzeros",
-        TensorSlot((groups, outer // _EIGHT), ("I32",), lambda t: _put_zeros(into, _more(_numbers(t, 4).T, less))),
-    )
+def _in_words(into: QuantizedMatrix, scheme: Scheme) -> _Parts:
+    """GPTQ's and AWQ's, whose words hold numbers of neighbouring inputs, and of permuted outputs."""
+    (outer, inner), groups, is_awq = into.shape, into.scales.shape[1], scheme.layout == Format.AWQ
+
+    def zeros(words: Tensor) -> Tensor:
+        """int8[O, G]; GPTQ's first version stored them less one, without a carry."""
+        found = _numbers(words, 4)
+        found = _in_order(found) if is_awq else found
+        return ((found + 9) % 16 - 8 if scheme.layout == Format.GPTQ else found).T
+
+    if is_awq:
+        yield "qweight", TensorSlot((inner, outer // _EIGHT), ("I32",), lambda t: into.put(_in_order(_numbers(t, 4)).T))
+    else:
+        yield "qweight", TensorSlot((inner // _EIGHT, outer), ("I32",), lambda t: into.put(_numbers(t.T, 4)))
+    yield "qzeros", TensorSlot((groups, outer // _EIGHT), ("I32",), lambda t: _put_zeros(into, zeros(t)))
     yield "scales", TensorSlot((groups, outer), FLOATS, lambda t: into.scales.copy_(t.T))
-    if into.order is None:
+    if into.order is None and not is_awq:
         yield "g_idx", TensorSlot((inner,), ("I32",), partial(_check_order, into.group))
-
-
-def _more(zeros: Tensor, less: int) -> Tensor:
-    """Zero points that were stored minus ``less``, without a carry."""
-    return (zeros + 8 + less) % 16 - 8
 
 
 def _check_order(group: int, found: Tensor) -> None:
@@ -288,17 +264,6 @@ def _put_order(into: QuantizedMatrix, order: Tensor, found: Tensor) -> None:
     if order[0] >= 0 and not torch.equal(order, found):
         raise Misfit("has a different order of groups than the matrices it is multiplied with (q, k, v; gate, up)")
     order.copy_(found)
-
-
-def _awq(into: QuantizedMatrix, scheme: Scheme) -> _Parts:
-    outer, inner = into.shape
-    groups = into.scales.shape[1]
-    yield "qweight", TensorSlot((inner, outer // _EIGHT), ("I32",), lambda t: into.put(_in_order(_numbers(t, 4)).T))
-    yield (
-        "qzeros",
-        TensorSlot((groups, outer // _EIGHT), ("I32",), lambda t: _put_zeros(into, _in_order(_numbers(t, 4)).T)),
-    )
-    yield "scales", TensorSlot((groups, outer), FLOATS, lambda t: into.scales.copy_(t.T))
 
 
 def _in_order(numbers: Tensor) -> Tensor:
@@ -322,6 +287,14 @@ def _numbers(words: Tensor, bits: int) -> Tensor:
     return (parts.to(torch.int16) - (1 << (bits - 1))).to(torch.int8)
 
 
+_READERS: dict[Format, Callable[[QuantizedMatrix, Scheme], _Parts]] = {
+    Format.PACKED: _packed,
+    **dict.fromkeys((Format.INTEGERS, Format.FLOATS8, Format.BLOCKS), _eight_bits),
+    **dict.fromkeys((Format.GPTQ, Format.GPTQ_V2, Format.AWQ), _in_words),
+    **dict.fromkeys((Format.MXFP4, Format.MXFP4_PACKED, Format.NVFP4_PACKED, Format.MODELOPT), _e2m1),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class WeightAllocator:
     """Makes uninitialised tensors. matrices: the dtype of float matrices."""
@@ -340,7 +313,7 @@ class WeightAllocator:
         scheme = self.scheme(modules, inner)
         if scheme is None:
             return torch.empty(outer, inner, dtype=self.matrices, device=self.device)
-        scales = {MADE: torch.bfloat16, GGUF: torch.float16}.get(scheme.layout, torch.float32)
+        scales = {Format.MADE: torch.bfloat16, Format.GGUF: torch.float16}.get(scheme.layout, torch.float32)
         if scheme.e2m1:
             scales = FP8 if scheme.group == 16 else E8M0
         group = scheme.group or inner

@@ -32,7 +32,7 @@ from foresay.verifier.model.linear import Matrix
 from foresay.verifier.model.nodes import Attention
 from foresay.verifier.model.per_layer import TABLE
 from foresay.verifier.model.products import Product, Stacked, Vector
-from foresay.verifier.model.quantization import GGUF, HEAD, MADE, MXFP4, Scheme
+from foresay.verifier.model.quantization import HEAD, Format, Scheme
 from foresay.verifier.model.recurrences import DECAYS
 from foresay.verifier.model.stored import Misfit, TensorSlot, WeightAllocator, put, stack_slots, stored
 from foresay.verifier.ops.kernels.cpu import pages
@@ -310,10 +310,10 @@ def _is_needed(config: ModelConfig, module: str, inner: int, one: Stacked, there
     """Whether a tensor of all experts is read. there: whether it is in the files. Of quantised matrices in safetensors
     files only MXFP4's are stacked, and they must be."""
     scheme = None if config.quantization is None else config.quantization.scheme(module, inner)
-    layout = MADE if scheme is None else scheme.layout
+    layout = Format.MADE if scheme is None else scheme.layout
     if one.holds in ("blocks", "scales"):
-        return layout == MXFP4
-    return there and (one.holds == "bias" or layout in (MADE, GGUF))
+        return layout == Format.MXFP4
+    return there and (one.holds == "bias" or layout in (Format.MADE, Format.GGUF))
 
 
 @torch.no_grad()

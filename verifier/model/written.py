@@ -25,7 +25,7 @@ from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.linear import Matrix
 from foresay.verifier.model.names import SHARED_FILES
 from foresay.verifier.model.products import Stacked
-from foresay.verifier.model.quantization import FLOATS8, HEAD, PACKED, Scheme
+from foresay.verifier.model.quantization import HEAD, Format, Scheme
 from foresay.verifier.model.stored import of_product, turns_of_stack
 from foresay.verifier.model.weights import (
     EMBEDDING,
@@ -187,7 +187,7 @@ def quantization_config(config: ModelConfig, modules: Mapping[str, int]) -> dict
     floats = any(scheme.floats for scheme in targets)
     return {
         "quant_method": "compressed-tensors",
-        "format": FLOATS8 if floats else PACKED,
+        "format": Format.FLOATS8 if floats else Format.PACKED,
         "quantization_status": "compressed",
         "config_groups": groups,
         "ignore": [] if HEAD in modules else [HEAD],
@@ -225,8 +225,8 @@ def write_int8(tensors: Mapping[str, Tensor], values: Mapping[str, Any], out: Pa
     out.mkdir(parents=True, exist_ok=True)
     parts = (int8_parts(name, tensor) for name, tensor in tensors.items())
     save_tensors(out / SINGLE, {name: part for each in parts for name, part in each.items()})
-    scheme: dict[str, Any] = {"quant_method": "compressed-tensors", "format": "int-quantized"}
-    scheme |= {"config_groups": {"group_0": _group(Scheme(8, _GROUP, True, "int-quantized"), ["Linear"])}}
+    scheme: dict[str, Any] = {"quant_method": "compressed-tensors", "format": Format.INTEGERS}
+    scheme |= {"config_groups": {"group_0": _group(Scheme(8, _GROUP, True, Format.INTEGERS), ["Linear"])}}
     (out / "config.json").write_text(json.dumps({**values, "quantization_config": scheme}, indent=2) + "\n")
 
 

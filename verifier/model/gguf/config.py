@@ -15,7 +15,7 @@ from foresay.verifier.model.errors import UnsupportedArchitecture
 from foresay.verifier.model.families.endings import IN_BLOCKS
 from foresay.verifier.model.families.family import Gguf
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.gguf.file import BF16, F16, F32, GgufFile, GgufTensor, Type
+from foresay.verifier.model.gguf.file import BF16, F16, F32, SCHEMES, GgufFile, GgufTensor, Type
 from foresay.verifier.model.nodes import Stack
 from foresay.verifier.model.per_layer import PROJECTION
 
@@ -351,21 +351,17 @@ def _rules(stack: Stack, hidden: int, types: Mapping[str, Type], head: str) -> I
             kinds = {types.get(f"model.layers.{number}.{module}", F32).name for module in there}
             found.setdefault((tuple(product.rows), tuple(sorted(kinds))), []).append(str(number))
     for (modules, together), where in found.items():
-        if _quantised(together):
+        if SCHEMES.keys() >= set(together):
             pattern = "|".join(dict.fromkeys(_EXPERT.sub(r"\\.\\d+\\.", re.escape(module)) for module in modules))
             yield [rf"re:model\.layers\.(?:{'|'.join(where)})\.(?:{pattern})$", list(together)]
     for module, called in ((PROJECTION, PROJECTION), (head.removesuffix(".weight"), "lm_head")):
         kind = types.get(module, F32).name
-        if _quantised((kind,)):
+        if kind in SCHEMES:
             yield [called, [kind]]
 
 
 #: An expert's number in an escaped name of a module.
 _EXPERT = re.compile(r"\\\.\d+\\\.")
-
-
-def _quantised(kinds: tuple[str, ...]) -> bool:
-    return not {F32.name, F16.name, BF16.name} & set(kinds)
 
 
 def end_tokens(file: GgufFile) -> list[int]:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from foresay.verifier.model.errors import NoSuchModel, WeightsError
+from foresay.verifier.model.quantization import Format, Scheme
 
 _PART = re.compile(r"-\d{5}-of-(\d{5})(?=\.gguf$)")
 #: The file's name in a directory made from it.
@@ -83,21 +84,32 @@ _MOST_VALUES, _MOST_TENSORS, _MOST_DIMS = 1 << 26, 1 << 17, 4
 
 @dataclass(frozen=True, slots=True)
 class Type:
-    """A storage type: the numbers and bytes of a block."""
+    """A storage type: the numbers and bytes of a block. scheme: what these are as integers; None for floats."""
 
     name: str
     numbers: int
     size: int
+    scheme: Scheme | None = None
 
 
 F32, F16, BF16 = Type("F32", 1, 4), Type("F16", 1, 2), Type("BF16", 1, 2)
-Q4_0, Q4_1, Q8_0 = Type("Q4_0", 32, 18), Type("Q4_1", 32, 20), Type("Q8_0", 32, 34)
-Q5_0, Q5_1 = Type("Q5_0", 32, 22), Type("Q5_1", 32, 24)
-MXFP4, NVFP4 = Type("MXFP4", 32, 17), Type("NVFP4", 64, 36)
-Q4_K, Q5_K, Q6_K = Type("Q4_K", 256, 144), Type("Q5_K", 256, 176), Type("Q6_K", 256, 210)
-#: The supported types, by their numbers in files.
-TYPES = {0: F32, 1: F16, 2: Q4_0, 3: Q4_1, 6: Q5_0, 7: Q5_1, 8: Q8_0, 12: Q4_K, 13: Q5_K, 14: Q6_K, 30: BF16,
-         39: MXFP4, 40: NVFP4}  # fmt: skip
+#: The supported types, by their numbers in files. :mod:`foresay.verifier.model.gguf.weights` reads them.
+TYPES = {
+    0: F32,
+    1: F16,
+    2: Type("Q4_0", 32, 18, Scheme(4, 32, True, Format.GGUF)),
+    3: Type("Q4_1", 32, 20, Scheme(4, 32, True, Format.GGUF, 32, True, ones=True)),
+    6: Type("Q5_0", 32, 22, Scheme(8, 32, True, Format.GGUF)),
+    7: Type("Q5_1", 32, 24, Scheme(8, 32, True, Format.GGUF, 32, True, ones=True)),
+    8: Type("Q8_0", 32, 34, Scheme(8, 32, True, Format.GGUF)),
+    12: Type("Q4_K", 256, 144, Scheme(4, 32, True, Format.GGUF, 256, True)),
+    13: Type("Q5_K", 256, 176, Scheme(8, 32, True, Format.GGUF, 256, True)),
+    14: Type("Q6_K", 256, 210, Scheme(8, 16, True, Format.GGUF, 256)),
+    30: BF16,
+    39: Type("MXFP4", 32, 17, Scheme(4, 32, True, Format.GGUF, floats=True)),
+    40: Type("NVFP4", 64, 36, Scheme(4, 16, True, Format.GGUF, floats=True)),
+}
+SCHEMES = {one.name: one.scheme for one in TYPES.values() if one.scheme is not None}
 #: The names of the others, for messages.
 _OTHERS = {9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS",
            17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8",

@@ -25,30 +25,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from foresay.verifier.model.errors import WeightsError
 from foresay.verifier.model.gguf.config import CONFIGURATION, gguf_of, ours, shape_of, theirs
-from foresay.verifier.model.gguf.file import (
-    BF16,
-    F16,
-    F32,
-    MXFP4,
-    NVFP4,
-    Q4_0,
-    Q4_1,
-    Q4_K,
-    Q5_0,
-    Q5_1,
-    Q5_K,
-    Q6_K,
-    Q8_0,
-    GgufFile,
-    Type,
-)
+from foresay.verifier.model.gguf.file import BF16, F16, F32, GgufFile, Type
 from foresay.verifier.model.linear import Matrix
 from foresay.verifier.model.stored_tensors import bytes_of
 from foresay.verifier.ops.quantized import E8M0, FP8, QuantizedMatrix
@@ -58,8 +42,7 @@ _FLOATS = {F32: torch.float32, F16: torch.float16, BF16: torch.bfloat16}
 _ROWS = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class _Parts:
+class _Parts(NamedTuple):
     """The contents of blocks. numbers: int8[O, K], or four-bit ones packed as in a matrix, uint8[O, K / 2]. scales:
     fp16[O, K / 32], or int8[O, G] with steps, or 8-bit ones with e2m1 codes. minimums: int8[O, G]. steps,
     minimum_steps: fp16[O, N]."""
@@ -73,51 +56,20 @@ class _Parts:
 
 def matrix_of(raw: Tensor, shape: tuple[int, ...], kind: Type) -> Matrix:
     """A tensor of the file. raw: its bytes, uint8[..]."""
-    if kind in _FLOATS:
+    if kind.scheme is None:
         return raw.view(_FLOATS[kind]).view(shape)
     rows = raw.view(-1, shape[-1] // kind.numbers, kind.size)
-    bits = 4 if kind in (Q4_0, Q4_1, Q4_K, MXFP4, NVFP4) else 8
-    parts = [_matrix(_READERS[kind](some), bits, shape[-1]) for some in rows.split(_ROWS)]
-    return parts[0] if len(parts) == 1 else QuantizedMatrix.stacked(parts)
+    made = list[QuantizedMatrix]()
+    for some in rows.split(_ROWS):
+        numbers, scales, *more = _READERS[kind.name](some)
+        made.append(QuantizedMatrix(numbers, scales.contiguous(), None, kind.scheme.bits, shape[-1], *more))
+    return made[0] if len(made) == 1 else QuantizedMatrix.stacked(made)
 
 
-def _matrix(parts: _Parts, bits: int, inner: int) -> QuantizedMatrix:
-    scales, steps = parts.scales.contiguous(), (parts.steps, parts.minimum_steps)
-    return QuantizedMatrix(parts.numbers, scales, None, bits, inner, parts.minimums, *steps)
-
-
-def _upper_and_lower(blocks: Tensor, start: int) -> Tensor:
+def _half(blocks: Tensor, start: int) -> Tensor:
     """fp16[O, N]: the fp16 number at this byte of each block."""
     half: Tensor = blocks[:, :, start : start + 2].contiguous().view(torch.float16).squeeze(2)
     return half
-
-
-def _q8_0(blocks: Tensor) -> _Parts:
-    return _Parts(blocks[:, :, 2:].flatten(1).view(torch.int8), _upper_and_lower(blocks, 0))
-
-
-def _q4_0(blocks: Tensor) -> _Parts:
-    return _Parts(_in_pairs(blocks[:, :, 2:], 16) ^ 0x88, _upper_and_lower(blocks, 0))  # 8 less
-
-
-def _q4_1(blocks: Tensor) -> _Parts:
-    return _with_addend(blocks, _in_pairs(blocks[:, :, 4:], 16))
-
-
-def _q5_0(blocks: Tensor) -> _Parts:
-    return _Parts((_with_fifth(blocks, 2).view(torch.int8) - 16).flatten(1), _upper_and_lower(blocks, 0))
-
-
-def _q5_1(blocks: Tensor) -> _Parts:
-    return _with_addend(blocks, _with_fifth(blocks, 4).flatten(1).view(torch.int8))
-
-
-def _mxfp4(blocks: Tensor) -> _Parts:
-    return _Parts(_in_pairs(blocks[:, :, 1:], 16), blocks[:, :, 0].contiguous().view(E8M0))
-
-
-def _nvfp4(blocks: Tensor) -> _Parts:
-    return _Parts(_in_pairs(blocks[:, :, 4:], 8), blocks[:, :, :4].flatten(1).view(FP8))
 
 
 def _with_fifth(blocks: Tensor, start: int) -> Tensor:
@@ -128,7 +80,7 @@ def _with_fifth(blocks: Tensor, start: int) -> Tensor:
 
 def _with_addend(blocks: Tensor, numbers: Tensor) -> _Parts:
     """The addend is a negated minimum, with a multiple of one."""
-    steps = _upper_and_lower(blocks, 0), -_upper_and_lower(blocks, 2)
+    steps = _half(blocks, 0), -_half(blocks, 2)
     ones = torch.ones(steps[0].shape, dtype=torch.int8)
     return _Parts(numbers, ones, ones, *steps)
 
@@ -160,12 +112,8 @@ def _six_bits(data: Tensor) -> tuple[Tensor, Tensor]:
 
 def _with_minimums(blocks: Tensor, numbers: Tensor) -> _Parts:
     scales, minimums = _six_bits(blocks[:, :, 4:16])
-    steps = _upper_and_lower(blocks, 0), _upper_and_lower(blocks, 2)
+    steps = _half(blocks, 0), _half(blocks, 2)
     return _Parts(numbers, scales.flatten(1), minimums.flatten(1), *steps)
-
-
-def _q4_k(blocks: Tensor) -> _Parts:
-    return _with_minimums(blocks, _in_pairs(blocks[:, :, 16:], 32))
 
 
 def _q5_k(blocks: Tensor) -> _Parts:
@@ -179,13 +127,22 @@ def _q6_k(blocks: Tensor) -> _Parts:
     high = torch.stack([(upper >> bit) & 3 for bit in range(0, 8, 2)], dim=3).flatten(2)
     numbers = (lower | high << 4).view(torch.int8) - 32
     scales = blocks[:, :, 192:208].contiguous().view(torch.int8)
-    return _Parts(numbers.flatten(1), scales.flatten(1), steps=_upper_and_lower(blocks, 208))
+    return _Parts(numbers.flatten(1), scales.flatten(1), steps=_half(blocks, 208))
 
 
-_READERS: dict[Type, Callable[[Tensor], _Parts]] = {
-    Q8_0: _q8_0, Q4_0: _q4_0, Q4_1: _q4_1, Q5_0: _q5_0, Q5_1: _q5_1, Q4_K: _q4_k, Q5_K: _q5_k, Q6_K: _q6_k,
-    MXFP4: _mxfp4, NVFP4: _nvfp4,
-}  # fmt: skip
+#: What reads blocks, uint8[O, N, ..], by their types.
+_READERS: dict[str, Callable[[Tensor], _Parts]] = {
+    "Q8_0": lambda blocks: _Parts(blocks[:, :, 2:].flatten(1).view(torch.int8), _half(blocks, 0)),
+    "Q4_0": lambda blocks: _Parts(_in_pairs(blocks[:, :, 2:], 16) ^ 0x88, _half(blocks, 0)),  # 8 less
+    "Q4_1": lambda blocks: _with_addend(blocks, _in_pairs(blocks[:, :, 4:], 16)),
+    "Q5_0": lambda blocks: _Parts((_with_fifth(blocks, 2).view(torch.int8) - 16).flatten(1), _half(blocks, 0)),
+    "Q5_1": lambda blocks: _with_addend(blocks, _with_fifth(blocks, 4).flatten(1).view(torch.int8)),
+    "Q4_K": lambda blocks: _with_minimums(blocks, _in_pairs(blocks[:, :, 16:], 32)),
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+    "MXFP4": lambda blocks: _Parts(_in_pairs(blocks[:, :, 1:], 16), blocks[:, :, 0].contiguous().view(E8M0)),
+    "NVFP4": lambda blocks: _Parts(_in_pairs(blocks[:, :, 4:], 8), blocks[:, :, :4].flatten(1).view(FP8)),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +172,7 @@ class GgufTensors:
         if raw.data_ptr() % 4:
             raw = raw.clone()
         found, heads = matrix_of(raw, shape_of(name, tensor), tensor.type), self._heads(there)
-        return found if heads is None else found[_halves(len_of(found), heads)]
+        return found if heads is None else found[_halves(int(found.shape[0]), heads)]
 
     def _heads(self, name: str) -> int | None:
         """The number of heads of a tensor with adjacent rotary pairs, as in Llama's files; None for others."""
@@ -229,11 +186,6 @@ class GgufTensors:
         key = f"{architecture}.attention.head_count_kv"
         found = queries if part == "attn_q" else self.file.metadata.get(key, queries)
         return int(max(found) if isinstance(found, list) else found)
-
-
-def len_of(matrix: Matrix) -> int:
-    """Its rows."""
-    return int(matrix.shape[0])
 
 
 def _halves(rows: int, heads: int) -> Tensor:

@@ -78,11 +78,6 @@ class Recording:
         self._own.add(self._rooms[-1].address)
         return self._rooms[-1]
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory for its own tensors."""
-        return sum(room.size for room in self._rooms)
-
     def close(self) -> None:
         """End the recording: nothing can be added afterwards."""
         self._table = np.array(self._entries, dtype=np.int64).reshape(-1)
