@@ -334,33 +334,6 @@ async def test_what_runs_goes_on_in_the_next_engine_and_what_comes_waits_for_it(
         assert world.residents["a"].leases == 1
 
 
-async def test_another_model_comes_once_nobody_uses_the_one_before():
-    world = World([Comer("a", 40)])
-    async with world.running():
-        async with world.leased("a"):
-            reloading = asyncio.create_task(world.reload("a", Comer("a", 60), moves=False))
-            await world.settle()
-            late = [asyncio.create_task(world.ask("a")) for _ in range(3)]
-            await world.settle()
-            late[0].cancel()
-            assert world.happened == ["+a"] and not any(one.done() for one in late[1:])
-        await reloading
-        await asyncio.wait(late)
-    assert [one.cancelled() for one in late] == [True, False, False]
-    assert world.happened == ["+a", "-a", "+a"] and world.residents["a"].leases == 0
-
-
-async def test_one_that_is_out_is_loaded_with_its_other_settings_on_request():
-    world = World([Comer("a", 40, wrong="mended by the reload")])
-    async with world.running():
-        with pytest.raises(LoadFailed):
-            await world.ask("a")
-        await world.reload("a", Comer("a", 70))
-        assert world.happened == []
-        await world.ask("a")
-    assert world.happened == ["+a"] and world.loaded == {"cpu": 70}
-
-
 @pytest.mark.parametrize("moves", [True, False])
 async def test_settings_that_do_not_load_change_nothing(moves):
     world, other = World([Comer("a", 40)]), Comer("a", 60, wrong="its files are broken")

@@ -85,6 +85,7 @@ class Client:
         least = self.most if self.cut is None or self.cut > self.most else self.cut
         assert whole[: len(self.tokens)] == self.tokens and len(self.tokens) >= least
         assert self.last.finish_reason == ("length" if len(self.tokens) == self.most else "stop")
+        assert not self.last.ending.changed, "it never goes on in another model"
         assert len(self.last.ending.resumed) >= self.world.stage.resumes.get(self.id, 0), "some engines died before"
 
 
@@ -100,6 +101,7 @@ class World:
         self.drafts = dict.fromkeys(names or ["bundled"], "none")
         self.reloading: asyncio.Task[Any] | None = None
         self.why: list[str] = []  # reloads failed
+        self.targets = 0
         self.losses = 0  # engines that ended before they were ready, since one was
 
     @property
@@ -133,8 +135,11 @@ class World:
         if event == "reload broken" and not self.models.several:  # else it may be out, and what comes is another
             self.stage.broken = "its weights are damaged"
         try:
-            config = replace(CONFIG, draft=draft)
-            await self.models.reload(self.models.find(name), config, event != "reload another")
+            entry = self.models.find(name)
+            before, self.targets = entry.service.config.target, self.targets + 1
+            target = f"model {self.targets}" if event == "reload another" else before
+            config = replace(CONFIG, draft=draft, target=target)
+            await self.models.reload(entry, config, target == before)
             self.drafts[name] = draft
         except ForesayError as error:
             self.why.append(str(error))
@@ -156,8 +161,8 @@ class World:
     def runs(self) -> bool:
         """Whether there is an engine, and not one that is given up yet."""
         puppet = self.stage.current
-        states = [engine.status.state for engine in self.engines]
-        return puppet is not None and puppet.ready and not puppet.frozen and "ready" in states
+        ready = [entry.state == "in" and entry.engine.status.state == "ready" for entry in self.models]
+        return puppet is not None and puppet.ready and not puppet.frozen and any(ready)
 
 
 @pytest.fixture(params=[(), ("one", "two")], ids=["a model", "two in turn"])
