@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import io
 import json
 import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import aiohttp
 import pytest
@@ -54,12 +55,12 @@ async def client(server: LiveServer) -> Any:
 
 async def reload(server: LiveServer, *flags: str) -> tuple[int, str]:
     """The exit status of the command, and all that it says."""
-    command = [sys.executable, "-m", "foresay.server.cli.main", "reload", "--url", server.wait_for_url(), *flags]
-    environment = {**os.environ, "FORESAY_ADMIN_KEY": KEY}
-    done = await asyncio.to_thread(
-        subprocess.run, command, capture_output=True, text=True, env=environment, timeout=SECONDS
-    )
-    return done.returncode, done.stdout + done.stderr
+    said = io.StringIO()
+    named = mock.patch.dict(os.environ, {"FORESAY_ADMIN_KEY": KEY})
+    with named, contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        words = ["reload", "--url", server.wait_for_url(), *flags]
+        status = await asyncio.wait_for(asyncio.to_thread(main, words), SECONDS)
+    return status, said.getvalue()
 
 
 async def answer(client: aiohttp.ClientSession) -> Any:
