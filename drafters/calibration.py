@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from foresay.spec.budget.chance import MANY_KEPT, Outcomes
+from foresay.spec.budget.chance import MANY, Outcomes
 from foresay.spec.price import CHOICES, Bar
 from foresay.spec.sampling import KINDS
 from foresay.spec.tree import MAX_NODES
@@ -60,7 +60,7 @@ class Calibration:
         # By way of sampling: of each rank, all and unlikely to likely; of first choices of chains, all and by depth.
         self._ranks = [[_counts(1 + len(_LIKELY)) for _ in range(GROUPS)] for _ in range(KINDS)]
         for ranks, shift in zip(self._ranks, _FIRST_SHIFTS, strict=True):
-            ranks[0][0] = Outcomes(_GUESSED, MANY_KEPT, shift)
+            ranks[0][0] = Outcomes(_GUESSED, MANY[1], shift)
         self._claims = [[_USUAL] * DEPTHS] * KINDS
         self._firsts, self._deep = _counts(KINDS), [_counts(DEPTHS) for _ in range(KINDS)]
         self._made: dict[int, NDArray[np.float32]] = {}
@@ -135,7 +135,7 @@ class Calibration:
 
 
 def _counts(number: int, weight: float = _GUESSED) -> list[Outcomes]:
-    return [Outcomes(weight, MANY_KEPT) for _ in range(number)]
+    return [Outcomes(weight, MANY[1]) for _ in range(number)]
 
 
 #: Pieces that leave probabilities as they are.

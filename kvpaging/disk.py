@@ -259,7 +259,7 @@ class DiskPages:
         """Remove the least recently used files."""
         found = shared_files.least_recent(self._folder)
         total = sum(file.size for file in found)
-        most = min(self._most, total + shared_files.free(self._folder) // 2)  # a cache is no reason to fill a disk
+        most = min(self._most, (total + shared_files.free(self._folder)) // 2)  # a cache is no reason to fill a disk
         self._room = min(most - shared_files.shrink(found, most * _LEFT // _EIGHTHS), most // _EIGHTHS)
 
     # -- what a page has -----------------------------------------------------------------------------------------------

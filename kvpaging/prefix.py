@@ -128,15 +128,6 @@ class PrefixIndex:
             for state in table.states:
                 state.checkpoint(len(chain) * self.pool.page_size, known)
 
-    def keep_warm(self, tokens: Sequence[int], salt: str = "") -> int:
-        """Make the known pages of `tokens` the last ones to be evicted; returns how many tokens they hold."""
-        queries, hits = self.queries, self.hits
-        pages, table = self.match(tokens, salt), PageTable(self.pool)
-        self.queries, self.hits = queries, hits  # no request looked it up
-        table.adopt(pages, len(pages) * self.pool.page_size)
-        table.release()
-        return len(pages) * self.pool.page_size
-
     def forget(self, page: int) -> None:
         """Drop a page's entry. For the pool, which takes over the reference."""
         del self._entries[self._digests.pop(page)]

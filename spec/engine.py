@@ -156,11 +156,6 @@ class EngineCore:
             sequence.table.truncate(max(keep - 1, 0))
         self._end(sequence, "stop")
 
-    def keep_warm(self, tokens: list[int], salt: str = "") -> None:
-        """Make the KV of this text the last to be evicted, as if a request with it had just ended."""
-        if self.prefix is not None:
-            self.prefix.keep_warm(tokens, salt)
-
     def keep_one(self) -> bool:
         """Write a page of KV to disk, if that is switched on and there is a new one; returns whether there are more."""
         return self.prefix is not None and self.prefix.keep_one()
@@ -309,7 +304,7 @@ class EngineCore:
             plain=sum(not scheduled.sequence.speculate for scheduled in batch),
             aside=sum(scheduled.sequence.aside for scheduled in batch),
             root_seconds=root_seconds,
-            doubt=cost.doubt if drafted and not measured else "",
+            unsure=bool(drafted) and not measured and cost.unsure,
             spread=0.0 if guard is None else guard.spread,
             choice=self.scheduler.choice,
             news=self.scheduler.news,

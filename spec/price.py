@@ -19,10 +19,7 @@ CHOICES, _SECOND, _FURTHER = 4, 1 / 3, 2 / 3
 class Bar(NamedTuple):
     """The threshold that the nodes of a level must reach for the next one to be drafted. A node with chance c is
     expected to have children with chances c * s, one for each of the shares s; their excess over ``row`` must add up to
-    ``level``.
-
-    The threshold is known before a tree grows, so a device can apply it as well as the host.
-    """
+    ``level``. It is known before a tree grows, so a device can apply it as well as the host."""
 
     shares: tuple[float, ...]
     row: float
@@ -43,11 +40,6 @@ class Price:
     levels: int = 1
     nodes: int = CHOICES
 
-    @classmethod
-    def of(cls, pace: float, level: float, seconds: Sequence[float], levels: int, nodes: int) -> Price:
-        """pace: tokens per second. level: seconds of one level; seconds: of a step with 0, 1, .. of these nodes."""
-        return cls(pace * level, [pace * (spent - seconds[0]) for spent in seconds], levels, nodes)
-
     def bar(self, first: float) -> Bar:
         """For a level below nodes whose first choice has this chance."""
         last = len(self.rows) - 1
@@ -57,8 +49,7 @@ class Price:
         return Bar((first, *others), row, self.level)
 
     def keeps(self, chances: Sequence[float]) -> int:
-        """How many of a whole tree's nodes are verified. At least one: a draft that is never verified would teach
-        nothing."""
+        """How many of a whole tree's nodes are verified: at least one, or the draft would teach nothing."""
         return max(1, worth(sorted(chances, reverse=True), self.rows))
 
 

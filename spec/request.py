@@ -173,17 +173,16 @@ class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
     """The running engine, for the banner, /health and reports.
 
     architecture: of the target, in transformers' words. parameters, weight_bytes: of the target; 0 if unknown.
-    bits: the class of its bits (:mod:`foresay.server.engine.numbers`).
+    bits: the class of its bits (:mod:`foresay.server.engine.parameters`).
     quantization: of the target's weights, in words; "" for floats. activations: the type they are multiplied with,
     ``int8`` or ``model``; "" if unknown. memory: what the engine holds, by parts, in words; empty if unknown.
     footprint: the same in bytes, as planned. kv_dtype: of the target's KV cache. kv_token_bytes: bytes per token of
     that and the drafters' caches; 0 if unknown. layers, hidden_size, trained_length: of the target; the last is the
     context that it was trained for. root_seconds: a whole step of one sequence without drafts, as measured at start-up;
     0 if not measured. drafter: its name; draft: the same as a value of ``--draft``, with the source; drafters: each.
-    chosen: whether drafter and amount are chosen at every step; then ``draft_shape`` is the maximum. drafter_doubts:
-    doubts about the drafters. kv_disk: how much KV is kept on disk, in words; "" if unknown. warnings: for the
-    operator, a sentence each. identity: what its texts depend on, by part
-    (:mod:`foresay.server.engine.handover`).
+    chosen: whether drafter and amount are chosen at every step; then ``draft_shape`` is the maximum. kv_disk:
+    how much KV is kept on disk, in words; "" if unknown. warnings: for the operator, a sentence each. identity: what
+    its texts depend on, by part (:mod:`foresay.server.engine.handover`).
     """
 
     target: str
@@ -219,7 +218,6 @@ class EngineInfo(msgspec.Struct, kw_only=True, frozen=True):
     drafters: tuple[str, ...] = ()
     draft: str = ""
     chosen: bool = False
-    drafter_doubts: tuple[str, ...] = ()
     kv_disk: str = ""
     warnings: tuple[str, ...] = ()
     identity: dict[str, str] = {}

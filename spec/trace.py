@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import msgspec
 
 from foresay.spec.accept import ByDepth, tokens_per_step
-from foresay.spec.names import NONE
 from foresay.spec.request import Delta, RequestEnd
 
 
@@ -131,21 +130,6 @@ NOT_PAYING = "Nothing is drafted now, since it would not pay"
 SWITCHED_OFF = "Speculation is off until the engine restarts, since choosing drafts failed"
 
 
-class Weighed(msgspec.Struct, frozen=True, array_like=True):
-    """One way of drafting that was considered for a step. drafter: ``none`` drafts nothing. nodes: drafted ones.
-    tokens: the expected emitted tokens of all sequences together; ms: the expected time of the step, including
-    drafting."""
-
-    drafter: str
-    nodes: int
-    tokens: float
-    ms: float
-
-    def __str__(self) -> str:
-        what = f"with {self.nodes} drafted by {self.drafter}" if self.drafter != NONE else "without drafts"
-        return f"{self.tokens:.2f} tokens in {self.ms:.2f} ms {what}"
-
-
 class StepTrace(msgspec.Struct, kw_only=True):
     """One step of the engine. seconds: by phase (plan, propose, mask, forward, draw, commit; ``draw`` is sampling, also
     in metrics and responses).
@@ -153,13 +137,14 @@ class StepTrace(msgspec.Struct, kw_only=True):
     mask: pruning by grammars, and what is left of computing their masks once the forward pass is done. running,
     waiting: sequences after the step. pages, kept_pages: of the KV cache, in use and holding only reusable prefixes.
     preemptions: in this step. plain: sequences whose requests switched speculation off. aside: background sequences.
-    root_seconds: the time the step would have taken without drafts, if it computed no prompt; 0 if unknown; doubt: why
-    that may be wrong; spread: how far a speed-up by it may be off, as a share, where it was measured; else 0. choice:
-    which drafter, where a budget chooses. news: a sentence, if it is another one than for some time before, and why.
-    unable: a sentence, if a drafter that was to draft could not. crowded: the share of their recent runnable time that
-    the engine's threads waited for a core; 0 if unknown. disk: tokens whose KV was read from or written to disk since
-    the step before, by outcome. woken: experts of a mixture that the pass used, per layer. reading: by id of those
-    whose prompt is not read to its end, tokens of it that are, and how many of these were cached.
+    root_seconds: the time the step would have taken without drafts, if it computed no prompt; 0 if unknown; unsure:
+    it was estimated, and the machine's pace has changed since steps without drafts were timed; spread: how far a
+    speed-up by it may be off, as a share, where it was measured; else 0. choice: which drafter, where a budget
+    chooses. news: a sentence, if it is another one than for some time before, and why. unable: a sentence, if a
+    drafter that was to draft could not. crowded: the share of their recent runnable time that the engine's threads
+    waited for a core; 0 if unknown. disk: tokens whose KV was read from or written to disk since the step before,
+    by outcome. woken: experts of a mixture that the pass used, per layer. reading: by id of those whose prompt is
+    not read to its end, tokens of it that are, and how many of these were cached.
     """
 
     number: int
@@ -178,7 +163,7 @@ class StepTrace(msgspec.Struct, kw_only=True):
     plain: int = 0
     aside: int = 0
     root_seconds: float = 0.0
-    doubt: str = ""
+    unsure: bool = False
     spread: float = 0.0
     choice: str = ""
     news: str = ""

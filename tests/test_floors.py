@@ -182,12 +182,12 @@ def test_no_modules_of_a_floor_import_each_other(floor: str) -> None:
 
 def test_what_climbs_is_seen() -> None:
     assert climbs("foresay.server.text.tokenizer", "foresay.server.api.common.route")
-    assert climbs("foresay.server.api.ollama.answer", "foresay.server.api.anthropic.messages")
-    assert climbs("foresay.server.api.common.route", "foresay.server.api.ollama.answer")
-    assert not climbs("foresay.server.api.ollama.answer", "foresay.server.api.common.route")
-    assert not climbs("foresay.server.cli.main", "foresay.server.api.ollama.answer")
+    assert climbs("foresay.server.api.ollama.chats", "foresay.server.api.anthropic.messages")
+    assert climbs("foresay.server.api.common.route", "foresay.server.api.ollama.chats")
+    assert not climbs("foresay.server.api.ollama.chats", "foresay.server.api.common.route")
+    assert not climbs("foresay.server.cli.main", "foresay.server.api.ollama.chats")
     assert "foresay.server.settings.config" in graph()["foresay.server.cli.serve"]  # from within a room, and
-    assert "foresay.server.engine_process.local" in graph()["foresay.server.cli.progress"]  # from within a function
+    assert "foresay.server.engine_process.local" in graph()["foresay.server.cli.command"]  # from within a function
 
 
 def test_a_ring_is_found() -> None:

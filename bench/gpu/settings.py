@@ -68,7 +68,7 @@ def tiny() -> Settings:
     pairs = {name: replace(pair, quantize=large.quantize) for name, large in LARGE.items()}
     pairs["Qwen3-8B"] = Pair(shapes.TINY_QK, shapes.TINY_DRAFT, EagleShape(320, 8, 2, 64, 400, 500), shapes.TINY_DFLASH)
     small = Settings(pairs, (1, 4), (32, 96), (8, 16), 1 << 22, 0.002, 8, 4, 6, (2, 2), "2,1")
-    tests = ("tests/kernels/on_device/test_move.py", "-k", "values")
+    tests = ("tests/kernels/on_device/test_trees.py", "-k", "recent_tokens")
     narrow = {"vocab_size": 4096, "hidden_size": 256, "moe_intermediate_size": 64, "intermediate_size": 64}
     narrow |= {"num_experts": 8, "num_local_experts": 8, "n_routed_experts": 8}
     compiled = ("8B passes", "8B int8", "stack Qwen3.5-9B")

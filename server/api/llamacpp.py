@@ -20,7 +20,7 @@ from foresay.server.api.common.validation import FieldNames
 from foresay.server.models.models import MODELS
 from foresay.server.models.service import Service
 from foresay.server.schemas.bounds import shown
-from foresay.server.schemas.chat import CompletionRequest
+from foresay.server.schemas.chat import CompletionRequest, TopLogprob
 from foresay.server.schemas.shared import (
     ErrorBody,
     GenerationRequest,
@@ -30,7 +30,6 @@ from foresay.server.schemas.shared import (
     not_done,
     not_followed,
 )
-from foresay.server.schemas.tokens import TopLogprob
 from foresay.server.text.choice import Piece
 from foresay.spec.names import NONE
 from foresay.spec.request import TokenLogprobs

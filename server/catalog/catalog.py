@@ -195,11 +195,6 @@ def find_target(*names: str) -> KnownTarget | None:
     return next((target for target in found if target is not None), None)
 
 
-def of_shape(shape: ModelConfig) -> list[KnownTarget]:
-    """The targets of exactly this shape: most likely its relatives."""
-    return [target for target in known_targets().values() if _numbers(target.shape) == _numbers(shape)]
-
-
 def parameters_of(model: ModelConfig) -> int:
     """The number of a model's weights: an output head that is the embedding, as the catalog knows, counts once, even if
     files store it again."""

@@ -11,7 +11,7 @@ from threading import Thread
 from typing import TYPE_CHECKING
 
 from foresay.verifier.model.errors import NoSuchModel
-from foresay.verifier.model.gguf.file import LINK, chosen, first_of, first_parts, parts_of
+from foresay.verifier.model.gguf.file import LINK, chosen, first_of, parts_of
 from foresay.verifier.model.names import SHARED_FILES
 from foresay.verifier.model.quantization_config import MODELOPT_FILE
 
@@ -145,16 +145,6 @@ def _fetched(repository: str, wanted: str, snapshot: Path) -> Path:
     if file is None:
         raise NoSuchModel("has no GGUF file")
     return _snapshot(repository, [one.as_posix() for one in parts_of(Path(file))]) / file
-
-
-def gguf_files(repository: str) -> list[str]:
-    """The GGUF files that a repository has on the hub, each by its first part; none if the hub does not answer."""
-    from huggingface_hub import HfApi
-
-    try:
-        return first_parts(HfApi().list_repo_files(repository))
-    except Exception:  # of any kind, from its HTTP library
-        return []
 
 
 def _cached_snapshot(repository: str) -> Path | None:

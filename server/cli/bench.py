@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from foresay.drafters.training.prompts import Prompt, read_prompts
-from foresay.server.cli.command import JSON, argument, command
+from foresay.server.cli.command import JSON, argument, command, loaded
 from foresay.server.cli.generate import sampling_params
 from foresay.server.cli.measure import PROMPTS, Comparison, Totals, Written, in_turns
-from foresay.server.cli.progress import loaded
 from foresay.server.settings.config import BenchConfig
 from foresay.server.settings.resolved import check_names
 from foresay.server.settings.units import counted
@@ -216,23 +215,8 @@ def _gain(way: Comparison) -> str:
     elif unknown:
         gain = f"cannot tell how much drafts gain ({gain}): {unknown}"
     elif (way.speedup or 0.0) < GAIN:
-        gain = f"{gain}: {_cause(way)}"
+        gain = f"{gain}: use one made for this target, or --draft none"
     return f"{gain}; {_same(way)}"
-
-
-#: Below this many tokens per step the drafter is hardly ever right; above this share of its time it is too slow.
-_SELDOM_RIGHT, _COSTLY = 1.4, 0.35
-
-
-def _cause(way: Comparison) -> str:
-    """The likeliest cause why drafts do not gain, and what to do about it."""
-    per_step, share = way.on.tokens_per_step or 0.0, way.on.propose_share
-    if per_step < _SELDOM_RIGHT:
-        seldom = f"a step writes only {per_step:.2f} tokens, so the drafter is seldom right"
-        return f"{seldom}; use one made for this target, or --draft none"
-    if share > _COSTLY:
-        return f"drafting takes {share:.0%} of the time; use a smaller drafter, draft less, or --draft none"
-    return "checking the drafts costs more than they save; use --draft none, or draft less (--draft-tokens)"
 
 
 def _choice(report: dict[str, Any], config: BenchConfig) -> Iterator[str]:

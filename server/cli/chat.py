@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from foresay.server.cli.command import argument, command
+from foresay.server.cli.command import Stages, argument, command, loaded, note, stopping, summary, unechoed
 from foresay.server.cli.generate import drawn, for_people, generate, hint_of_models, sampling_params, write_out
-from foresay.server.cli.progress import Stages, loaded, note, stopping, summary, unechoed
 from foresay.server.cli.serve import URL, ServerGone
 from foresay.server.settings.config import SamplingConfig
 from foresay.server.settings.fields import Setting, nearest, settings_of
 from foresay.server.settings.load import changed
-from foresay.spec.accept import ByDepth
 from foresay.spec.errors import ConfigurationError, ForesayError, InvalidRequest
 from foresay.spec.names import NONE
 from foresay.spec.sampling import SamplingParams
@@ -51,8 +49,6 @@ COMMANDS = {
 ALIASES = {"/reset": "/new", "/clear": "/new", "/quit": "/bye", "/exit": "/bye", "/?": "/help"}
 #: What settings without a value mean.
 _UNSET = {"max_tokens": "unset, as many as the context leaves", "seed": "unset, another for each answer"}
-#: Depths that /stats shows.
-_DEPTHS = 6
 KEYS = "Enter sends; Alt+Enter or a backslash begins another line. Ctrl-C clears the line, or stops an answer."
 
 
@@ -219,7 +215,7 @@ class ChatSession:
         completion, statistics = self._last.completion, self._last.completion.statistics
         note(summary(statistics, completion.finish_reason, completion.seed, completion.exact))
         cached = f"{statistics.cached_tokens} of {statistics.prompt_tokens} prompt tokens were in the KV cache"
-        note(f"{cached} | {_accepted(statistics.by_depth)}")
+        note(f"{cached} | accepted by depth: {statistics.by_depth}")
 
 
 def _settable() -> dict[str, Setting]:
@@ -232,17 +228,6 @@ def _shown(name: str, value: object) -> str:
     if value is None:
         return _UNSET.get(name, "unset")
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _accepted(depths: ByDepth) -> str:
-    """How deep drafts were accepted, in words."""
-    shares = [share for share in depths.cumulative if share]
-    if not shares:
-        return "no draft was accepted" if depths.drafts else "nothing was drafted"
-    first, *more = (f"{share:.0%}" for share in shares[:_DEPTHS])
-    deeper = [f"{share} {least} or more" for least, share in enumerate(more, start=2)]
-    of = f"of {depths.drafts} draft{'' if depths.drafts == 1 else 's'}"
-    return ", ".join([f"{of}, {first} had 1 token or more accepted", *deeper])
 
 
 def _in_words(answer: _Answer) -> str:

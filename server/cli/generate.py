@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from foresay.server.cli.command import argument, command
-from foresay.server.cli.progress import loaded, note, stopping, summary
-from foresay.server.cli.serve import URL, answers
+from foresay.server.cli.command import argument, command, loaded, note, stopping, summary
 from foresay.server.settings.config import SamplingConfig
 from foresay.server.settings.resolved import target_directory
-from foresay.spec.errors import ConfigurationError, ForesayError
+from foresay.spec.errors import ConfigurationError
 from foresay.spec.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -48,25 +46,9 @@ def drawn(config: SamplingConfig) -> str:
 
 
 def hint_of_models(command: str, config: SamplingConfig, arguments: Namespace) -> None:
-    """If no model was named, say that this is the toy, and how to name another, such as a running server's."""
-    if config.target != "bundled" or "target" in arguments:
-        return
-    description, target = "smollm2 is a small real model", "smollm2"
-    for served in served_models():
-        if served["root"] != "bundled":
-            description, target = f"the server at {URL} has {served['id']}", served["root"]
-            break
-    note(f"no model is named, so this is the toy; {description}: foresay {command} {target}")
-
-
-def served_models() -> list[dict[str, Any]]:
-    """The models of a Foresay server at the default address, as ``/v1/models`` lists them. No key is sent, since
-    anything may listen there."""
-    try:
-        listed = next(answers(URL, "/v1/models", None, seconds=0.5), {}).get("data", [])
-        return [model for model in listed if model["owned_by"] == "foresay"]
-    except (ForesayError, AttributeError, KeyError, TypeError):  # nothing listens there, or another program
-        return []
+    """If no model was named, say that this is the toy, and how to name another."""
+    if config.target == "bundled" and "target" not in arguments:
+        note(f"no model is named, so this is the toy; smollm2 is a small real model: foresay {command} smollm2")
 
 
 @command(SamplingConfig)

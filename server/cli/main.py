@@ -246,6 +246,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     2: flags, variables, settings or settings files are wrong. 1: other failures, such as a model that cannot be
     fetched, an address in use, or a check that found something.
     """
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed: the next file to be opened would take its place, in the engine too
+            os.set_inheritable(nowhere := os.open(os.devnull, os.O_RDWR), True)
+            setattr(sys, name, open(nowhere, "r+"))  # noqa: SIM115
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] in (["-h"], ["--help"], ["help"]) and words[1:]:
         words = [words[1], "--help"]

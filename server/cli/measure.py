@@ -92,12 +92,6 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
             seconds={phase: round(sum(one.seconds.get(phase, 0.0) for one in measured), 4) for phase in phases},
         )
 
-    @property
-    def propose_share(self) -> float:
-        """Drafting's share of the time of steps."""
-        spent = sum(seconds for phase, seconds in self.seconds.items() if phase != "queue")
-        return self.seconds.get("propose", 0.0) / spent if spent else 0.0
-
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """Texts decoded with drafts, and without. speedup: quotient of the medians; None: no text has a speed.

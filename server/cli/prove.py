@@ -22,8 +22,7 @@ import msgspec
 import foresay
 from foresay.drafters.training.prompts import Prompt
 from foresay.server.cli import bench, measure
-from foresay.server.cli.command import argument, command
-from foresay.server.cli.progress import loaded
+from foresay.server.cli.command import argument, command, loaded
 from foresay.server.cli.receipt import (
     KNOWN,
     PLAIN,
@@ -111,7 +110,7 @@ class DecodingWay(NamedTuple):
 def prove(config: EngineConfig, arguments: Namespace) -> int:
     """Decode prompts in every way that must not change a token; compare.
 
-    foresay prove smollm2 --check known
+    foresay prove smollm2 --bits portable --check known
     foresay prove Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B --out receipt.json
     foresay prove --prompts prompts.txt --max-tokens 200
     """

@@ -18,9 +18,8 @@ import msgspec
 from foresay.server.catalog import catalog, hub
 from foresay.server.catalog.catalog import fetched as known_fetched
 from foresay.server.catalog.catalog import find_target, of_short_name
-from foresay.server.catalog.hub import gguf_files, resolve
-from foresay.server.cli.command import argument, command, show_table
-from foresay.server.cli.progress import Stages
+from foresay.server.catalog.hub import resolve
+from foresay.server.cli.command import Stages, argument, command, show_table
 from foresay.server.cli.serve import AT, answer
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import BUNDLED, check_model_name, check_names, target_directory
@@ -51,10 +50,10 @@ def pull(config: None, arguments: Namespace) -> int:
         raise ConfigurationError("the bundled target comes with Foresay: there is nothing to fetch")
     check_model_name(f"NAME {name}", name)
     draft = _draft_of(name) if arguments.draft else None
-    _show_fetched(name)
+    print(f"{name}: {fetched(name)}")
     words = ["foresay", "serve", name]
     if draft is not None:
-        _show_fetched(draft[0])
+        print(f"{draft[0]}: {fetched(draft[0])}")
         words += ["--draft", draft[1]]
     print(f"serve it: {shlex.join(words)}")
     return 0
@@ -72,17 +71,6 @@ def fetched(name: str) -> Path:
     if not any(directory.glob("*.safetensors")) and not (directory / LINK).exists():
         raise ForesayError(f"{name} holds no safetensors or GGUF file, the only kinds of weights that are supported")
     return directory
-
-
-def _show_fetched(name: str) -> None:
-    """Fetch it and print where it is; of a repository with several GGUF files, which one and how to name another."""
-    directory = fetched(name)
-    print(f"{name}: {directory}")
-    if ":" in name or Path(name).exists() or not (directory / LINK).is_symlink():
-        return
-    file = (directory / LINK).readlink().name
-    if others := [other for other in gguf_files(name) if Path(other).name != file]:
-        print(f"{name}: chose {file}; name another of its {len(others) + 1} files after a colon: {name}:{others[-1]}")
 
 
 def _draft_of(name: str) -> tuple[str, str]:

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from foresay.server.engine.numbers import PORTABLE
 from foresay.spec.errors import ConfigurationError
 
 #: What ``--check`` takes instead of a file, and where the receipts of known models are.
@@ -119,11 +118,6 @@ def compared(receipt: Receipt, given: Receipt, decode: Decode) -> Iterator[str]:
             yield "The fingerprints are the same, so the texts should be: please report it."
     if unlike:
         yield f"The fingerprints differ ({receipt.fingerprint} here, {given.fingerprint} there) in {'; '.join(unlike)}."
-        alike = all(
-            receipt.identity.get(part) == given.identity.get(part) for part in ("weights", "tokenizer", "settings")
-        )
-        if alike and given.identity.get("arithmetic") == PORTABLE != receipt.identity.get("arithmetic"):
-            yield "Its bits are portable: try --bits portable here."
 
 
 def _first(receipt: Receipt, given: Receipt, decode: Decode) -> tuple[str, bool]:

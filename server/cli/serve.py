@@ -23,8 +23,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from foresay.server.cli.command import argument, command
-from foresay.server.cli.progress import Stages
+from foresay.server.cli.command import Stages, argument, command
 from foresay.server.engine_process.child import ahead, uncollected
 from foresay.server.settings.config import SECTIONS, EngineConfig, ServeConfig
 from foresay.server.settings.fields import Setting, applied_by, settings_of
@@ -82,16 +81,11 @@ def reload(config: EngineConfig, arguments: Namespace) -> int:
     foresay reload ./my-model-v2
     """
     given = [name for name in vars(arguments) if name in settings_of(EngineConfig)]
-    body = {
-        "settings": {name: _seen_from_there(getattr(config, name)) for name in given},
-        "model": arguments.model,
-        "stream": True,
-    }
-    last: dict[str, Any] = {}
+    settings = {name: _seen_from_there(getattr(config, name)) for name in given}
+    body = {"settings": settings, "model": arguments.model}
     with Stages(lines=True) as stages:
-        for last in answers(arguments.url, "/admin/reload", admin_key(arguments.admin_key), body):
-            if last["status"] == "loading":
-                stages(last["phase"], last["share"])
+        stages("replacing the engine")
+        last = next(iter(answers(arguments.url, "/admin/reload", admin_key(arguments.admin_key), body)), {})
     if last.get("status") != "replaced":
         raise _refused(last)
     pause = "" if last["pause"] is None else f" after a pause of {last['pause']:.1f} s"

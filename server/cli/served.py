@@ -15,11 +15,10 @@ import msgspec
 from msgspec import UNSET
 
 from foresay.server.catalog.hub import is_local
-from foresay.server.cli.generate import served_models
-from foresay.server.cli.progress import note
+from foresay.server.cli.command import note
 from foresay.server.cli.serve import URL, ServerGone, answer, answers
 from foresay.server.engine_process.text_stream import AnswerStream, Completion
-from foresay.server.schemas.tokens import Provenance, StepProvenance
+from foresay.server.schemas.chat import Provenance, StepProvenance
 from foresay.server.settings.config import SamplingConfig
 from foresay.server.settings.fields import settings_of
 from foresay.server.settings.resolved import cached_target
@@ -185,8 +184,10 @@ def _named(config: SamplingConfig, arguments: Namespace) -> ServedModel:
 
 
 def _found(config: SamplingConfig) -> ServedModel | None:
-    with suppress(ForesayError):
-        for card in served_models():
+    """No key is sent, since anything may listen there."""
+    with suppress(ForesayError, AttributeError, KeyError, TypeError):  # nothing listens there, or another program
+        cards = next(answers(URL, "/v1/models", None, seconds=0.5), {}).get("data", [])
+        for card in (one for one in cards if one["owned_by"] == "foresay"):
             model = ServedModel(URL, None, card) if _is_same(config, card["root"]) else None
             if model is not None and model.info.drafter:  # its engine was ready
                 note(f"the server at {URL} has this model, so it answers; --no-server loads it here")

@@ -11,22 +11,20 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
 import msgspec
 
 from foresay.server.catalog.hub import resolve
-from foresay.server.cli.command import base_url, report_error
-from foresay.server.cli.progress import Stages
+from foresay.server.cli.command import Stages, base_url, report_error
 from foresay.server.engine.generation import EngineStatus
 from foresay.server.engine_process.child import Spawned, spawn
 from foresay.server.http.auth import is_loopback
 from foresay.server.http.life import CLOSING_SECONDS, WORKER_NAME, run_server
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.resolved import cached_target, model_names
-from foresay.server.settings.units import counted, span_in_words
-from foresay.server.text.tokenizer import SamplingDefaults
+from foresay.server.settings.units import span_in_words
 from foresay.spec.request import EngineInfo
 
 
@@ -35,16 +33,13 @@ def serve(config: ServeConfig, stages: Stages, spawn: Callable[[], Spawned] = sp
 
     stages: called with the progress until the engine is ready. spawn: starts an engine process.
     """
-    ready_at: float | None = None
 
     def ready(info: EngineInfo | None, port: int) -> None:
-        nonlocal ready_at
-        ready_at = time.monotonic()
         stages.close()
         if info is None:
             show_models(config, port)
         else:
-            show(info, config, model_names(config)[0], port, stages.summary())
+            show(info, config, model_names(config)[0], port)
 
     def changed(status: EngineStatus) -> None:
         if status.state == "loading":
@@ -52,18 +47,11 @@ def serve(config: ServeConfig, stages: Stages, spawn: Callable[[], Spawned] = sp
 
     try:
         with stages:
-            answers = asyncio.run(run_server(config, ready, changed, spawn))
-        print(goodbye(answers, None if ready_at is None else time.monotonic() - ready_at), file=sys.stderr)
+            asyncio.run(run_server(config, ready, changed, spawn))
+        print("Foresay stopped.", file=sys.stderr)
         return 0
     finally:
         _leave_the_busy()
-
-
-def goodbye(answers: int, seconds: float | None) -> str:
-    """The last line of a server. seconds: since it was ready; None if it never was."""
-    if seconds is None:
-        return "Foresay stopped before it was ready."
-    return f"Foresay stopped after {span_in_words(round(seconds))}: {counted(answers, 'answer')}."
 
 
 def _leave_the_busy() -> None:
@@ -117,38 +105,30 @@ def access(config: ServeConfig) -> str:
     """Who may use the server."""
     if not config.api_key and config.api_key_file is None:
         return "this machine only" if is_loopback(config.host) else "anyone who can reach it; no API key is needed"
-    keys = len(config.api_key)
-    keys_accepted = ["the one from the settings" if keys == 1 else f"one of {keys} from the settings"] if keys else []
-    keys_accepted += [] if config.api_key_file is None else [f"one of those in {config.api_key_file}"]
-    return "only with an API key, " + " or ".join(keys_accepted)
+    return "only with an API key"
 
 
-def try_line(url: str, model: str, keyed: bool = False, sampling: Mapping[str, float] | None = None) -> str:
-    """A command that streams an answer from this server. keyed: it needs a key, taken from FORESAY_API_KEY. sampling:
-    sampling fields for a model with a chat template; None: it has no template."""
+def try_line(url: str, model: str, keyed: bool = False, chats: bool = False) -> str:
+    """A command that streams an answer from this server. keyed: it needs a key, taken from FORESAY_API_KEY. chats: the
+    model has a chat template."""
     question = [{"role": "user", "content": "What is photosynthesis?"}]
-    given: dict[str, Any] = {"prompt": "Once upon a time"} if sampling is None else {"messages": question, **sampling}
-    path = "completions" if sampling is None else "chat/completions"
+    given: dict[str, Any] = {"messages": question, "temperature": 0.7} if chats else {"prompt": "Once upon a time"}
+    path = "chat/completions" if chats else "completions"
     body = {"model": model, **given, "max_tokens": 100, "stream": True}
     sent = shlex.quote(msgspec.json.encode(body).decode())
     key = ' -H "Authorization: Bearer $FORESAY_API_KEY"' if keyed else ""
     return f"curl -N {url}/v1/{path}{key} -H 'Content-Type: application/json' -d {sent}"
 
 
-def _sampling(config: ServeConfig) -> dict[str, float] | None:
-    """The sampling of ``foresay chat``, if the target's files have a chat template; None for several models, whose
-    files may not be on disk yet."""
+def _chats(config: ServeConfig) -> bool:
+    """Whether the target's files have a chat template; those of several models may not be on disk yet."""
     source = None if config.models else cached_target(config)
     if source is None:
-        return None
+        return False
     directory = resolve(source)
     tokenizer = directory / "tokenizer_config.json"
     inside = tokenizer.exists() and b'"chat_template"' in tokenizer.read_bytes()
-    if not inside and not (directory / "chat_template.jinja").exists():
-        return None
-    usual = SamplingDefaults.read(directory).for_people()
-    names = ("temperature", "top_k", "top_p")
-    return {name: value for name in names if (value := getattr(usual, name)) is not None}
+    return inside or (directory / "chat_template.jinja").exists()
 
 
 def warnings(config: ServeConfig) -> list[str]:
@@ -167,16 +147,12 @@ def warnings(config: ServeConfig) -> list[str]:
     return []
 
 
-def show(
-    info: EngineInfo, config: ServeConfig, model: str, port: int, took: str = "", out: TextIO | None = None
-) -> None:
+def show(info: EngineInfo, config: ServeConfig, model: str, port: int, out: TextIO | None = None) -> None:
     """Print the banner on stderr.
 
-    model: the name for clients. port: the actual one, which differs from the setting if that was 0. took: how long the
-    start took, in words.
+    model: the name for clients. port: the actual one, which differs from the setting if that was 0.
     """
-    table = [*rows(info), *([("start-up", took)] if took else [])]
-    _announce(table, info.warnings, config, model, port, out or sys.stderr)
+    _announce(rows(info), info.warnings, config, model, port, out or sys.stderr)
 
 
 def show_models(config: ServeConfig, port: int, out: TextIO | None = None) -> None:
@@ -203,7 +179,7 @@ def _announce(
     """Print the table, addresses and access, warnings, and a command to try."""
     url = base_url(config.host, port, "http" if config.ssl_certfile is None else "https")
     table, notes = [*table, *addresses(url), ("access", access(config))], [*notes, *warnings(config)]
-    line = try_line(url, model, bool(config.api_key or config.api_key_file), _sampling(config))
+    line = try_line(url, model, bool(config.api_key or config.api_key_file), _chats(config))
     width = max(len(name) for name, _ in table)
     lines = [f"{name:<{width}}  {value}" for name, value in [*table, *(("warning", note) for note in notes)]]
     print("\n".join(["Foresay is ready.", *lines, "try it:", f"  {line}"]), file=out, flush=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 import time
 from collections import Counter
@@ -31,11 +32,11 @@ from rich.markdown import Markdown
 from rich.segment import Segment
 from rich.text import Text
 
-from foresay.server.cli.progress import stopping, unechoed
+from foresay.server.cli.command import stopping, unechoed
 
 if TYPE_CHECKING:
     from foresay.server.engine_process.text_stream import AnswerStream, Completion
-    from foresay.server.schemas.tokens import TokenProvenance
+    from foresay.server.schemas.chat import TokenProvenance
 
 #: Seconds between redraws of the growing block.
 FRAME_SECONDS = 0.08
@@ -62,10 +63,13 @@ class LineReader:
 
     def __call__(self) -> str | None:
         """The next text; None if the user leaves."""
+        before = signal.signal(signal.SIGINT, lambda *_: None)  # just before the prompt listens, Ctrl-C is too late
         try:
             return self._session.prompt()
         except EOFError:
             return None
+        finally:
+            signal.signal(signal.SIGINT, before)
 
 
 def _keys() -> KeyBindings:

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from foresay.drafters.training.prompts import Prompt, read_prompts
-from foresay.drafters.training.settings import HELD_OUT, Settings
+from foresay.drafters.training.settings import Settings
 from foresay.server.cli import INTERRUPTED
-from foresay.server.cli.command import arguments, command
-from foresay.server.cli.progress import Stages, note
+from foresay.server.cli.command import Stages, arguments, command
 from foresay.server.engine_process.child import PASSIVE
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import check_model_name, target_directory
@@ -37,10 +36,6 @@ _DEPTHS = {MEDUSA: 4, EAGLE3: 6, DFLASH: 7, PEAGLE: 7, DRAFT_MODEL: 1}
 _MOST_LAYERS = 5
 #: Texts generated in parallel: enough to fill a GPU; few on a CPU, since an interrupted run loses those in progress.
 _TOGETHER = {"cuda": 128, "cpu": 32}
-#: First-token accuracy of a good drafter (docs/heads.md); held-out texts needed for a verdict.
-_GOOD = 0.5
-_FEWEST_JUDGED = 10
-_MORE = f"give at least 20 prompts and --samples {_FEWEST_JUDGED * HELD_OUT} for a verdict"
 
 
 def _whole(wanted: str, fits: Callable[[int], bool]) -> Callable[[str], int]:
@@ -167,7 +162,6 @@ def run(config: None, arguments: Namespace) -> int:
     check_model_name(f"--target {arguments.target}", arguments.target)
     os.environ.update(PASSIVE | os.environ)
     prompts = read_prompts(arguments.prompts)
-    note(plan(arguments, len(prompts)))
     with Stages() as stages:
         stages("finding the target")
         directory, model = _target(arguments.target)
@@ -186,20 +180,7 @@ def run(config: None, arguments: Namespace) -> int:
         work.close()
     print(table(judged, settings.kind), flush=True)
     print(farewell(settings, work.out), file=sys.stderr, flush=True)
-    print(verdict(judged))
     return 0
-
-
-def plan(arguments: Namespace, prompts: int) -> str:
-    """What will be done, and whether there is enough to judge it."""
-    uses = "" if prompts >= arguments.samples else f", each used about {round(arguments.samples / prompts)} times"
-    held_out = -(-arguments.samples // HELD_OUT)
-    few = f"\nonly {held_out} of the texts will be held out to judge it: {_MORE}" if held_out < _FEWEST_JUDGED else ""
-    return (
-        f"{counted(prompts, 'prompt')}{uses}; {arguments.target} answers them in "
-        f"{arguments.samples:,} texts of up to {arguments.length:,} tokens; {arguments.kind} is trained on these for "
-        f"{arguments.steps:,} steps of {arguments.batch} texts{few}"
-    )
 
 
 def _kept(work: Work, settings: Settings) -> str:
@@ -275,17 +256,6 @@ def _device(device: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def unasked(prompts: Sequence[Prompt], has_template: bool) -> str:
-    """A warning about plain texts that may be meant as questions to a chat model; empty if there are none."""
-    texts = sum(isinstance(prompt.content, str) for prompt in prompts)
-    if not texts or not has_template:
-        return ""
-    return (
-        f"{counted(texts, 'prompt')} without a chat: the target continues such a text as it is. To have it answered as "
-        'in a chat, write {"messages": [{"role": "user", "content": "..."}]} in a .jsonl file'
-    )
-
-
 def _trained(
     settings: Settings, prompts: Sequence[Prompt], directory: Path, device: str, model: ModelConfig, work: Work
 ) -> Judged:
@@ -303,8 +273,6 @@ def _trained(
         with Stages() as stages:
             stages("loading the target")
             teacher = Teacher(directory, device, dtype)
-        if warning := unasked(prompts, teacher.tokenizer.chat_template is not None):
-            note(warning)
         return Run(settings, teacher, work)()
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "memory" not in str(error):
@@ -325,17 +293,6 @@ def table(judged: Judged, kind: str) -> str:
         name = "any" if kind == DRAFT_MODEL else str(number)
         lines.append(f"{name:>5}   {depth.greedy:>15.1%}   {depth.sampled:>6.1%}   {depth.loss:>13.3f}")
     return "\n".join(lines)
-
-
-def verdict(judged: Judged) -> str:
-    """Whether the drafter is good, by its first-token accuracy."""
-    if judged.texts < _FEWEST_JUDGED:
-        return f"too few held-out texts to judge: {judged.texts}; {_MORE}"
-    first = judged.depths[0]
-    right = f"the first guess is right {first.sampled:.0%} of the time at T=1, {first.greedy:.0%} at T=0"
-    if first.sampled > _GOOD:
-        return f"good: {right}"
-    return f"too little: {right}; aim for more than half, with more prompts, more texts (--samples) and more steps"
 
 
 def farewell(settings: Settings, out: Path) -> str:

@@ -20,7 +20,6 @@ from foresay.server.engine.device import Device, LoadContext, LoadProgress, find
 from foresay.server.engine.drafters.entry import Entry, FromFiles
 from foresay.server.engine.drafters.registry import drafts
 from foresay.server.engine.drafting import (
-    DEFAULT_TOKENS,
     Drafting,
     capture_levels,
     capture_of,
@@ -50,7 +49,7 @@ from foresay.spec.protocols import Drafter
 from foresay.spec.request import EngineInfo
 from foresay.spec.scheduler import Scheduler
 from foresay.spec.step import StepRunner
-from foresay.spec.tree import MAX_NODES, TreeShape
+from foresay.spec.tree import MAX_NODES
 from foresay.verifier.graphs.capture import Capture, Eager
 from foresay.verifier.model import kept_weights
 from foresay.verifier.model.config import ModelConfig
@@ -95,7 +94,7 @@ def fitting(
 
 
 @dataclass(frozen=True, slots=True)
-class _Chosen:
+class Chosen:
     """What was found and planned before a weight is read. named: the drafters. of: digest of what the costs of steps
     and drafts depend on."""
 
@@ -148,7 +147,7 @@ def _built(
     report("finding the models")
     torch.set_grad_enabled(False)
     threads.use(config.threads or threads.wanted())
-    chosen = _chosen(config, report, reserved)
+    chosen = choose(config, report, reserved)
     loading, config, pool = chosen.loading, chosen.loading.config, chosen.loading.pool
     verifier = loading.paged_model("target", loading.target, loading.model, kv_dtype=config.kv_dtype)
     drafters = [loading.made.setdefault(one.option, one.load(loading, verifier)) for one in chosen.named]
@@ -156,7 +155,7 @@ def _built(
     capture = _capture(loading, verifier, drafters)
     exactness = _exactness(chosen, verifier, cached)
     disk, on_disk = opened(loading, verifier, chosen.named) if keeps else (None, "")
-    info = _info(chosen, exactness, names, _doubts(chosen, drafters, verifier), on_disk)
+    info = _info(chosen, exactness, names, on_disk)
     kept, costs = costs is not None and not loading.device.is_gpu, costs or Costs()
     if measured := costs.given(chosen.of) or (kept and costs.recall()):
         report("taking over the previous engine's measurements")
@@ -201,7 +200,8 @@ def _built(
     )
 
 
-def _chosen(config: EngineConfig, report: LoadProgress, reserved: Mapping[str, int]) -> _Chosen:
+def choose(config: EngineConfig, report: LoadProgress, reserved: Mapping[str, int]) -> Chosen:
+    """Find and plan what :func:`build_engine` loads, and raise what it raises of that. report: called with warnings."""
     device, directory = find_device(config), target_directory(config)
     model = quantized(ModelConfig.from_directory(directory), config.quantize, "--quantize")
     dtype, activations = choose_dtype(config, model, device), choose_activations(config, model, device)
@@ -240,7 +240,7 @@ def _chosen(config: EngineConfig, report: LoadProgress, reserved: Mapping[str, i
     )
     files = [directory, *(one.directory for each in named if isinstance(one := each.spared, FromFiles))]
     of = digest(config, files, device.name, threads.wanted())
-    return _Chosen(loading, memory, dtype, activations, draft, named, of)
+    return Chosen(loading, memory, dtype, activations, draft, named, of)
 
 
 def _prose(loading: LoadContext) -> list[int]:
@@ -250,7 +250,7 @@ def _prose(loading: LoadContext) -> list[int]:
     return [id for id in ids if id < loading.model.vocab_size]
 
 
-def _exactness(chosen: _Chosen, verifier: ModelRunner, cached: bool) -> Exactness:
+def _exactness(chosen: Chosen, verifier: ModelRunner, cached: bool) -> Exactness:
     loading = chosen.loading
     if cached and not loading.device.is_gpu:
         return exactness_of(chosen.of, verifier, loading.pool, loading.report)
@@ -299,22 +299,6 @@ def _drafting(
     return drafting, runner, iter(())
 
 
-def _doubts(chosen: _Chosen, drafters: Sequence[Drafter], verifier: ModelRunner) -> list[str]:
-    """The doubts about each drafter; "" for none."""
-    loading = chosen.loading
-    return [
-        entry.doubts(made, verifier, loading.pool, loading.target)
-        for entry, made in zip(chosen.named, drafters, strict=True)
-    ]
-
-
-def draft_shape(config: EngineConfig, draft: Resolved) -> TreeShape:
-    """The tree that each step drafts if the shape is fixed: a given one, a chain, or only the root."""
-    if draft.value == NONE:
-        return TreeShape()
-    return pinned(config) or TreeShape.chain(DEFAULT_TOKENS)
-
-
 def _placed(names: Sequence[str], drafts: Sequence[Entry]) -> dict[str, str]:
     """How ``--draft`` would name each drafter, by its name. Raises ConfigurationError if two have the same name."""
     placed: dict[str, str] = {}
@@ -339,24 +323,18 @@ def _ignore(phase: str, share: float | None = None) -> None:
     pass
 
 
-def _info(
-    chosen: _Chosen, exactness: Exactness, names: Mapping[str, str], doubts: Sequence[str], on_disk: str
-) -> EngineInfo:
-    """names: how ``--draft`` would name each drafter, by its name. doubts: about each. on_disk: as reported."""
+def _info(chosen: Chosen, exactness: Exactness, names: Mapping[str, str], on_disk: str) -> EngineInfo:
+    """names: how ``--draft`` would name each drafter, by its name. on_disk: as reported."""
     loading, memory = chosen.loading, chosen.memory
     config, model = loading.config, loading.model
     bits = FAST if Op.by_reference or INTERPRETED else bits_of(loading.dtype, loading.device.is_gpu)
     kept, scratch = kv_kind(model, config.kv_dtype), config.max_seqs * (MAX_NODES + config.page_size)
-    remarks = [
-        one.remark + (f", but {doubt}" if doubt else "") for one, doubt in zip(chosen.named, doubts, strict=True)
-    ]
     return EngineInfo(
         target=config.target,
         drafter=", ".join(names) or NONE,
         draft=", ".join(names.values()) or NONE,
         drafters=tuple(names),
-        drafter_reason="".join([chosen.draft.reason, *remarks]),
-        drafter_doubts=tuple(filter(None, doubts)),
+        drafter_reason="".join([chosen.draft.reason, *(one.remark for one in chosen.named)]),
         warnings=tuple(one.warning for one in chosen.named if one.warning),
         dtype=loading.dtype,
         dtype_reason=chosen.dtype.reason,

@@ -104,9 +104,6 @@ class StatusSource(Protocol):
 class ServedEngine(TokenEngine, StatusSource, Protocol):
     """The engine interface that a server needs."""
 
-    def keep_warm(self, tokens: list[int], salt: str) -> None:
-        """Make the KV of this text the last to be evicted."""
-
 
 class RequestCounter(Protocol):
     """Counts one request's results."""

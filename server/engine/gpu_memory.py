@@ -70,25 +70,21 @@ def plan_gpu(
             fault = f"{device}: a block of {what} ({model.architecture}) does not fit its multiprocessors"
             raise CannotRun(fault, "--device cpu runs them")
     case, host = _Case(config, length, dtype, target, tuple(drafters), device), _lockable()
-    room, hints = case.room, list[str]()
+    room = case.room
     if room.tokens < case.least and 0 < case.table <= host and replace(case, hosted=True).fits:
         case = replace(case, hosted=True)
         room = case.room
     if room.tokens < case.least:
-        hints = list(_hints(case, room))
         spilled = _spilled(case)
         if spilled is None or spilled.locked + spilled.largest > host:
             lacking = "" if spilled is None else _lacking(spilled, host)
+            hints = list(_hints(case, room))
             raise CannotRun(_fault(case, room) + lacking, fitting_flags(hints) if hints else "name a smaller model")
         case, room = spilled, spilled.room
     tokens = config.kv_tokens or min(room.tokens, max(config.max_seqs * length, _MOST_TOKENS))
     found = room.demand.plan(tokens, device.total, room.overhead)
     found = replace(found, mapped=case.table, hosted=True) if case.hosted else found
-    if not case.away or (experts := target.stack.experts) is None:
-        return found
-    return replace(
-        found, away=case.away, host=case.locked, woken=case.locked * experts.chosen // experts.count, instead=hints
-    )
+    return replace(found, away=case.away, host=case.locked) if case.away else found
 
 
 def _lockable() -> int:

@@ -55,8 +55,6 @@ MOST_UTILIZATION = 0.98
 _OPEN_ROWS, _ANY_PASS = 16, 4 << 20
 #: Of attention on a CPU: rows of a unit of work, positions of a span, sums of spans at once.
 _UNIT, _SPAN, _PARTS = 32, 256, 1024
-#: Bytes that a GPU reads from the host's memory in a second: assumed, of PCIe 4.0 with 16 lanes.
-_PCIE = 25e9
 #: Capacity in tokens of a KV cache whose size does not grow with the text.
 _BOUNDLESS = 1 << 40
 #: Tokens that the exactness probe at start-up needs: it reads two texts at once.
@@ -72,7 +70,7 @@ class MemoryPlan:
     token_bytes: of each further token, in the stores of all models together. window_pages: of the target's layers with
     a window, if fewer than the pool's; else 0. states: sequences of a pass that leave records, and state pages; None
     without recurrent layers. away: the target's layers whose experts stay in the host's memory; host: bytes of these,
-    which are no part of anything above, and woken: of those that one token uses; instead: flags with which none would.
+    which are no part of anything above.
     mapped: of the target's table of embeddings that layers have of their own, if it stays in the files, or, hosted, in
     the host's memory.
     """
@@ -88,8 +86,6 @@ class MemoryPlan:
     states: tuple[int, int] | None = None
     away: Sequence[int] = ()
     host: int = 0
-    woken: int = 0
-    instead: Sequence[str] = ()
     mapped: int = 0
     hosted: bool = False
 
@@ -106,19 +102,10 @@ class MemoryPlan:
         if self.mapped:
             where = "the host's memory, as the GPU has no room for it" if self.hosted else "its file"
             found += f"; a table of embeddings per layer, {bytes_in_words(self.mapped)}, is read in {where}"
-        return found + self._of_host if self.away else found
-
-    @property
-    def _of_host(self) -> str:
-        """What stays in the host's memory, and what it costs."""
-        one, every = (f"{1000 * count / _PCIE:,.1f} ms" for count in (self.woken, self.host))
-        flags = f"; with all on the GPU, {fitting_flags(self.instead)}" if self.instead else ""
-        return (
-            f"; experts of {counted(len(self.away), 'layer')}, {bytes_in_words(self.host)}, stay in the host's memory, "
-            f"as the GPU has no room for them: a token alone reads {bytes_in_words(self.woken)} of them, about {one} "
-            f"at {_PCIE / 1e9:g} GB/s over PCIe (assumed); prompts are slower too: a chunk reads nearly all ({every})"
-            f"{flags}"
-        )
+        if self.away:
+            layers, size = counted(len(self.away), "layer"), bytes_in_words(self.host)
+            found += f"; experts of {layers}, {size}, stay in the host's memory, as the GPU has no room for them"
+        return found
 
 
 class DrafterShapes(Protocol):
@@ -250,9 +237,8 @@ def plan_cpu(config: EngineConfig, length: int, demand: Demand, machine: int) ->
     kv_bytes = demand.kv_bytes(tokens)
     if overhead + kv_bytes > machine:
         taken = {**weights, **others, f"KV cache of {tokens:,} tokens": kv_bytes}
-        raise CannotRun(
-            _too_much("the engine", overhead + kv_bytes, taken, machine), _smaller_cache(affordable, length)
-        )
+        smaller = f"--kv-tokens {affordable} fits" if affordable >= length else "lower --max-model-len and --kv-tokens"
+        raise CannotRun(_too_much("the engine", overhead + kv_bytes, taken, machine), smaller)
     return demand.plan(tokens, machine, others)
 
 
@@ -338,8 +324,3 @@ def _smaller_weights(dtype: str, quantize: str | None) -> str:
     halved = "load them with --dtype bfloat16, " if dtype == "float32" else ""
     smaller = "" if quantize == "int4" else "make them smaller with --quantize int4, "
     return f"{halved}{smaller}or name a smaller model" if halved or smaller else "name a smaller model"
-
-
-def _smaller_cache(affordable: int, length: int) -> str:
-    """affordable: tokens that fit, including room for drafts."""
-    return f"--kv-tokens {affordable} fits" if affordable >= length else "lower --max-model-len and --kv-tokens"

@@ -20,7 +20,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -41,19 +40,6 @@ from foresay.verifier.ops.kernels.cpu import kept
 _ID = np.dtype("<i4")
 
 
-class Overlap(NamedTuple):
-    """How many tokens the target and another have, and how many with the same id in both."""
-
-    ours: int
-    theirs: int
-    same: int
-
-    @property
-    def whole(self) -> bool:
-        """Whether they are equal."""
-        return self.ours == self.theirs == self.same
-
-
 def tokenizer(directory: Path) -> Tokenizer | None:
     """The tokenizer in tokenizer.json or tekken.json; None if there is neither. Raises ModelError for a damaged one."""
     try:
@@ -67,15 +53,6 @@ def vocabulary(directory: Path) -> dict[str, int] | None:
     """Token ids by token; None if there is no tokenizer.json. Raises ModelError for a damaged one."""
     found = tokenizer(directory)
     return None if found is None else found.get_vocab(with_added_tokens=True)
-
-
-def overlap(target: Path, other: Path) -> Overlap | None:
-    """How far the tokenizers in two directories agree; None if one of them has none."""
-    ours, theirs = vocabulary(target), vocabulary(other)
-    if ours is None or theirs is None:
-        return None
-    same = sum(1 for token, index in theirs.items() if ours.get(token) == index)
-    return Overlap(len(ours), len(theirs), same)
 
 
 # -- tokens by their meaning -------------------------------------------------------------------------------------
@@ -206,8 +183,8 @@ def translation(
 
     Raises CannotRun if they have too little in common, ModelError for a damaged tokenizer.
     """
-    found = overlap(target, directory)
-    if found is None or found.whole:
+    known = vocabulary(target), vocabulary(directory)
+    if None in known or known[0] == known[1]:
         return None
     ours, theirs = TokenTable.read(target, target_model), TokenTable.read(directory, model)
     assert ours is not None, "both have just been read"

@@ -184,10 +184,6 @@ class ChannelClient(Observed):
     def finish(self, id: str, at_token: int) -> None:
         self._in_flight.finish(id, at_token)
 
-    def keep_warm(self, tokens: list[int], salt: str) -> None:
-        if self.status.state == "ready":
-            self._send(frames.KeepWarm(tokens, salt))
-
     def _send(self, frame: frames.UpFrame) -> None:
         if self._channel is not None:
             self._channel.send(frame)

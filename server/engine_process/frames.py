@@ -2,7 +2,7 @@
 
 ::
 
-    server -> engine   Start (once), Add, Cancel, Finish, KeepWarm, Ping, Stop
+    server -> engine   Start (once), Add, Cancel, Finish, Ping, Stop
     engine -> server   Loading .. Ready | Failed, then Deltas (one per step), Rejected, Pong
 
 A frame is a four-byte big-endian length and that many bytes of MessagePack.
@@ -56,13 +56,6 @@ class Finish(msgspec.Struct, tag="finish"):
 
     id: str
     at_token: int
-
-
-class KeepWarm(msgspec.Struct, tag="keep_warm"):
-    """Make the KV of this text the last to be evicted, as if it had just been used. No answer."""
-
-    tokens: list[int]
-    salt: str
 
 
 class Ping(msgspec.Struct, tag="ping"):
@@ -131,7 +124,7 @@ class Pong(msgspec.Struct, tag="pong"):
     """The engine's loop is running."""
 
 
-UpFrame = Start | Add | Cancel | Finish | KeepWarm | Ping | Stop
+UpFrame = Start | Add | Cancel | Finish | Ping | Stop
 DownFrame = Loading | Ready | Failed | Deltas | Rejected | Pong
 
 _encoder = msgspec.msgpack.Encoder()

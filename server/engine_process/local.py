@@ -1,14 +1,16 @@
 """An engine in this process, from text to text: what ``from foresay import Engine`` gives and the commands use.
 
-One thread steps the engine. Several streams may be open at once; reading any of them steps all of them.
+Several streams may be open at once; reading any of them steps all of them. A step is whole: other threads wait for it,
+and so does an interrupt.
 """
 
 from __future__ import annotations
 
-import re
 import secrets
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from itertools import count
 from typing import Any, Self, overload
@@ -65,21 +67,13 @@ def is_one(prompt: str | list[Any]) -> bool:
     return isinstance(prompt, str) or any(not isinstance(entry, str | list | tuple) for entry in prompt)
 
 
-def of_arguments(message: str) -> str:
-    """A message with flags renamed to Python arguments: ``--draft-tokens`` to ``draft_tokens``, ``TARGET`` to
-    ``target``."""
-    names = {name.replace("_", "-"): name for name in EngineConfig.__struct_fields__}
-    of_flags = re.sub(r"--([a-z][a-z-]*)", lambda flag: names.get(flag[1], flag[0]), message)
-    return re.sub(r"\bTARGET\b", "target", of_flags)
-
-
 Prompt = str | Sequence[int]
 #: What an output must match; a mapping has the fields of :class:`StructuredOutputs`.
 Structured = StructuredOutputs | Mapping[str, Any]
 
 
 class Engine:
-    """A target, a drafter and a KV cache in this process. Not to be shared between threads.
+    """A target, a drafter and a KV cache in this process.
 
     target: a short name such as ``"smollm2"`` (``foresay models`` lists them), a hub id, a directory or a GGUF file;
     ``"bundled"`` is the toy. draft: ``"auto"``, ``"none"``, ``"ngram"``, ``"suffix"``, a hub id, a directory or a GGUF
@@ -98,7 +92,6 @@ class Engine:
             check_names(config)
             self._start(config, progress)
         except ForesayError as error:
-            error.args = (of_arguments(str(error)),)
             raise error.with_traceback(None) from None  # the argument is wrong: one sentence, no traceback
 
     @classmethod
@@ -119,6 +112,7 @@ class Engine:
             self.usual_tokens = USUAL_TOKENS
         self._streams: dict[str, TextStream] = {}
         self._numbers = count()
+        self._lock = threading.RLock()
         self._closed = False
 
     def __repr__(self) -> str:
@@ -228,7 +222,8 @@ class Engine:
     ) -> Completion:
         """The model's answer to ``[{"role": "user", "content": "..."}, ...]``, or to the text of one user message, with
         its chat template. given: see :meth:`stream_chat`."""
-        return self.stream_chat(messages, params, **given).result()
+        with self.stream_chat(messages, params, **given) as stream:
+            return stream.result()
 
     def stream_chat(
         self,
@@ -244,7 +239,7 @@ class Engine:
         """Like :meth:`chat`, but an iterator of pieces of text. speculate: false decodes without drafts. provenance:
         keep the origin of each token."""
         messages = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
-        prompt = self.tokenizer.render(typed(messages, list[dict[str, Any]], "messages"))
+        prompt = self.tokenizer.render(typed(messages, list[dict[str, str]], "messages"))
         ids = self.tokenizer.encode_after((), prompt, add_special_tokens=False)
         return self._submit(ids, params, stop, structured_outputs, sampling, None, speculate, provenance)[0]
 
@@ -262,22 +257,41 @@ class Engine:
             )
         return compiler
 
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Keep other threads out, and until the end an interrupt (Ctrl-C, a notebook's stop button): half a step would
+        break all that follow."""
+        late: list[int] = []
+        guarded = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT)
+        if guarded:
+            signal.signal(signal.SIGINT, lambda number, _: late.append(number))
+        try:
+            with self._lock:
+                yield
+        finally:
+            if guarded:
+                signal.signal(signal.SIGINT, guarded)
+            if late:
+                signal.raise_signal(late[0])
+
     def step(self) -> None:
         self._refuse_if_closed()
-        for delta in self._engine.step():
-            stream = self._streams.get(delta.id)
-            if stream is not None:
-                if delta.finish_reason is not None:
-                    del self._streams[delta.id]
-                stream.take(delta)
-        self._engine.notify()
+        with self._whole():
+            for delta in self._engine.step():
+                stream = self._streams.get(delta.id)
+                if stream is not None:
+                    if delta.finish_reason is not None:
+                        del self._streams[delta.id]
+                    stream.take(delta)
+            self._engine.notify()
 
     def cut(self, id: str, at_token: int) -> None:
         self._engine.finish(id, at_token)
 
     def forget(self, id: str) -> None:
-        if self._streams.pop(id, None) is not None:
-            self._engine.cancel(id)
+        with self._whole():
+            if self._streams.pop(id, None) is not None:
+                self._engine.cancel(id)
 
     def _submit(
         self,
@@ -311,8 +325,9 @@ class Engine:
     def run(self, request: Request, stop: Sequence[str] = (), provenance: bool = False) -> TextStream:
         """Start a request as it is; its id must not be in use."""
         constraint = None if request.grammar is None else self._compiler.compile(request.grammar, request.salt)
-        self._engine.add(request, constraint)
-        stream = self._streams[request.id] = TextStream(self, request, stop, provenance)
+        with self._whole():
+            self._engine.add(request, constraint)
+            stream = self._streams[request.id] = TextStream(self, request, stop, provenance)
         return stream
 
     def _refuse_if_closed(self) -> None:
@@ -320,10 +335,8 @@ class Engine:
             raise ForesayError("this engine is closed: open another one, with Engine(...)")
 
     def _ids(self, prompt: object) -> list[int]:
-        if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt)
-        ids: list[int] = typed(prompt, list[int], "prompt")
-        return ids
+        given: str | list[int] = typed(prompt, str | list[int], "prompt")
+        return self.tokenizer.encode(given) if isinstance(given, str) else given
 
 
 def _grammar(structured: Structured, params: SamplingParams) -> Grammar | None:

@@ -12,8 +12,8 @@ from typing import Protocol, Self
 
 import msgspec
 
-from foresay.server.schemas.tokens import StepProvenance, TokenProvenance
-from foresay.server.text.choice import Choice, ChoiceOptions
+from foresay.server.schemas.chat import StepProvenance, TokenProvenance
+from foresay.server.text.choice import Choice
 from foresay.server.text.tokenizer import Tokenizer
 from foresay.spec.errors import ForesayError, InvalidRequest
 from foresay.spec.names import GRAMMAR
@@ -193,8 +193,8 @@ class TextStream(AnswerStream):
         super().__init__()
         self._engine = engine
         self._request = request
-        options = ChoiceOptions(stop=tuple(stop), provenance=provenance)
-        self._choice = Choice(request, engine.tokenizer, options, engine.info.eos_token_ids, request.prompt)
+        ends = engine.info.eos_token_ids
+        self._choice = Choice(request, engine.tokenizer, ends, request.prompt, stop=stop, provenance=provenance)
         self._text: list[str] = []
         self._offsets: list[int] = []
         self._drafters: list[str] = []

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import logging
 import sys
 import time
@@ -97,7 +96,8 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
             response.force_close()  # the rest is not read
         return response
     except web.HTTPException as error:
-        detail = ErrorDetail(_missing(request, error), "invalid_request_error", None, None)
+        message = f"{error.reason}: {request.method} {request.path}"
+        detail = ErrorDetail(message, "invalid_request_error", None, None)
         allow = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
         return _shaped(request, error.status, ErrorBody(detail), allow)
     except web.RequestPayloadError:
@@ -115,15 +115,6 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
             return _shaped(request, *route.error_body(error))
         begun.cut(request)
         return begun.response
-
-
-def _missing(request: web.Request, error: web.HTTPException) -> str:
-    """What is wrong with the request's path or method, with the path that was probably meant, such as that without a
-    second /v1."""
-    known = [one.canonical for one in request.app.router.resources()] if error.status == 404 else []
-    close = difflib.get_close_matches(request.path, known, n=1, cutoff=0.85)
-    hint = "".join(f'; did you mean "{path}"?' for path in close)
-    return f"{error.reason}: {request.method} {request.path}{hint}"
 
 
 def _shaped(request: web.Request, status: int, body: ErrorBody, headers: dict[str, str] | None = None) -> web.Response:

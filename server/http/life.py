@@ -33,9 +33,9 @@ async def run_server(
     on_ready: Callable[[EngineInfo | None, int], None],
     on_status: Callable[[EngineStatus], None],
     spawn: Callable[[], Spawned] = spawn,
-) -> int:
+) -> None:
     """Listen at once, load, call ``on_ready`` with the engine's info (None if models are loaded on request) and the
-    port, serve until a signal, drain. Returns the number of completed answers.
+    port, serve until a signal, drain.
 
     on_status: called with every change of an engine's status. spawn: starts an engine process.
     Raises :class:`ForesayError` if the port is taken or the engine can never start.
@@ -62,7 +62,6 @@ async def run_server(
         await runner.cleanup()
         threads.shutdown(wait=False, cancel_futures=True)
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor())  # which the loop waits for when it closes
-    return sum(entry.service.telemetry.totals().answers for entry in models)
 
 
 def _runner(models: Models, auth: AuthMiddleware) -> web.AppRunner:

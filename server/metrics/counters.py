@@ -86,9 +86,9 @@ shape_of = lru_cache(maxsize=1024)(Shape)
 class Counters:
     """All that is counted. What is no metric: ``nodes`` and ``taken``, trees with a node at a position, and with an
     accepted one; of steps without prefill in which no request had switched speculation off, those named ``decode`` and
-    ``propose``; ``decode_tokens``: of one request, in the steps for which plain decoding's time is known; ``doubted``:
-    seconds of those whose estimate may be wrong, by reason. latest: the last step, for its gauges; news, unable: the
-    last that said such a thing.
+    ``propose``; ``decode_tokens``: of one request, in the steps for which plain decoding's time is known;
+    ``unsure_seconds``: of those in which that is unsure. latest: the last step, for its gauges; news, unable: the last
+    that said such a thing.
     """
 
     # Of drafts.
@@ -127,7 +127,7 @@ class Counters:
     decode_rows: int = 0
     decode_tokens: float = 0.0
     propose_seconds: float = 0.0
-    doubted: dict[str, float] = field(default_factory=dict)
+    unsure_seconds: float = 0.0
     # Of steps, and of delivery.
     engine_steps: int = counter("Steps of the engine.")
     step_phase_seconds: dict[str, float] = counter("Time in steps by phase; deliver: in the server.", ["phase"])
@@ -245,11 +245,10 @@ class Counters:
         self.decode_emitted += trace.emitted
         self.decode_rows += trace.rows
         self.propose_seconds += trace.seconds.get("propose", 0.0)
+        self.unsure_seconds += total * trace.unsure
         tokens = trace.emitted / trace.sequences
         self.spec_decode_plain_seconds += trace.root_seconds * tokens
         self.decode_tokens += tokens if trace.root_seconds else 0.0
-        if trace.doubt:
-            count(self.doubted, trace.doubt, total)
 
     def run(self, drafter: str, shape: Shape, last: int, kept: int) -> None:
         """Count a step of one request. last: the last accepted node that is in the text (0: the root); kept: tokens in
@@ -322,20 +321,9 @@ class Counters:
         return 0.0 if self.latest is None else self.latest.spread
 
     @property
-    def doubt(self) -> str:
-        """Why the speed-up is doubtful for more than half of the time; "" if it is not."""
-        doubted = self.doubted
-        return max(doubted, key=doubted.__getitem__) if 2 * sum(doubted.values()) > self.decode_seconds else ""
-
-    @property
     def crowded(self) -> float:
         """Estimated share of the steps' time in which the engine waited for a core taken by another program."""
         return self.step_wait_seconds / self.step_seconds.sum if self.step_wait_seconds else 0.0
-
-    @property
-    def answers(self) -> int:
-        """Requests that completed, neither cancelled nor failed; each choice counts as one."""
-        return sum(times for reason, times in self.request_success.items() if reason not in ("abort", "error"))
 
     @property
     def evident(self) -> bool:

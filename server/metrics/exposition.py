@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +14,6 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.core import Metric as Family
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.openmetrics.exposition import ALLOWUTF8
 from prometheus_client.process_collector import ProcessCollector
 
 from foresay.server.metrics.fields import Histogram, Metric, Series, declared, value_of
@@ -27,10 +25,8 @@ KINDS = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram"
 OfModel = tuple[str, Histogram | Sequence[Series]]
 #: After this long the event loop runs. A single piece of work takes up to five times as long.
 SLICE_SECONDS = 50e-6
-#: Escaping schemes that do not change our names.
-HARMLESS = ("underscores", "values")
-#: Encodes families as text.
-Encode = Callable[[Any], bytes]
+#: Encodes families as plain text, and its content type.
+encode, CONTENT_TYPE = choose_encoder("")
 
 
 class Exposition:
@@ -43,17 +39,15 @@ class Exposition:
         self._telemetries = telemetries
         self._process = ProcessCollector(registry=None)
 
-    async def text(self, accept: str) -> tuple[bytes, str]:
-        """All metrics that have values, and those of the process; and their content type, in the format that the Accept
-        header requests."""
-        encode, content_type = chosen(accept)
-        end, pieces, began = encode(registry()), [], time.perf_counter()
+    async def text(self) -> bytes:
+        """All metrics that have values, and those of the process."""
+        pieces, began = [], time.perf_counter()
         for family in self.collect():
-            pieces.append(encode(registry(family)).removesuffix(end))
+            pieces.append(encode(registry(family)))
             if time.perf_counter() - began > SLICE_SECONDS:
                 await asyncio.sleep(0)
                 began = time.perf_counter()
-        return b"".join([*pieces, end]), content_type
+        return b"".join(pieces)
 
     def collect(self) -> Iterator[Family]:
         """All metrics. Values that change with each step are read before the first is yielded."""
@@ -107,15 +101,3 @@ def merged(value: Histogram | Sequence[Series], keep: Sequence[int]) -> Histogra
 def registry(*families: Family) -> SimpleNamespace:
     """Some families, with the interface that an encoder needs."""
     return SimpleNamespace(collect=lambda: families)
-
-
-def chosen(accept: str) -> tuple[Encode, str]:
-    """The format that an Accept header requests, and its content type; plain text if the header is invalid."""
-    try:
-        encode, content_type = choose_encoder(accept)
-    except TypeError:  # an invalid version
-        encode, content_type = choose_encoder("")
-    if isinstance(encode, partial) and "openmetrics" in content_type and encode.keywords["escaping"] in HARMLESS:
-        # prometheus-client 0.26 escapes colons in samples but not in TYPE lines, so Prometheus 2 cannot match them
-        encode = partial(encode.func, **encode.keywords | {"escaping": ALLOWUTF8})
-    return encode, content_type

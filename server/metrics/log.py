@@ -1,6 +1,6 @@
-"""The log for people: how speculation went, every 10 seconds in which something was drafted, how far long prompts are
-read, and a warning if speculation costs time or other programs keep the machine busy. Programs read ``/metrics``, which
-has acceptance by depth and more.
+"""The log for people: how speculation went, every 10 seconds in which something was drafted, and a warning if
+speculation costs time or other programs keep the machine busy. Programs read ``/metrics``, which has acceptance by
+depth and more.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 EVERY_SECONDS = 10
 #: How often a warning is repeated while its cause lasts.
 WARN_EVERY_SECONDS = 300.0
-#: From when on it is said how far a prompt is read.
-LONG_SECONDS = 5.0
 #: A machine counts as busy if the engine waited for a core for this share of its steps' time.
 BUSY = 0.25
 log = logging.getLogger("foresay.speculation")
@@ -92,7 +90,6 @@ class Reporter:
         if span.crowded >= BUSY and self._due("busy", now):
             wait = f"the engine spends {span.crowded:.0%} of its time waiting for a CPU core."
             log.warning("Other programs keep this machine busy: %s", wait)
-        self._log_reading()
         if not span.drafts:
             return
         log.info("%s%s", self._whose, line(span))
@@ -109,13 +106,6 @@ class Reporter:
         loses = comes_again and self._telemetry.minute().evident
         if not comes_again or self._due("choice", now):
             log.log(logging.WARNING if loses else logging.INFO, "%s%s", self._whose, news)
-
-    def _log_reading(self) -> None:
-        """Log how far long prompts are read."""
-        for one in self._telemetry.progress:
-            if one.time_ms >= 1000 * LONG_SECONDS:
-                share, of = f"{one.processed / one.total:.0%}", f"{one.total:,} tokens ({one.cache:,} of them cached)"
-                log.info("%sReading a prompt: %s of %s after %.0f s", self._whose, share, of, one.time_ms / 1000)
 
     async def life(self, app: web.Application) -> AsyncIterator[None]:
         """Report while the server runs."""

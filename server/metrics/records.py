@@ -15,6 +15,7 @@ import foresay
 from foresay.server.engine.generation import Cause, EngineStatus
 from foresay.server.metrics.counters import Counters, Counts
 from foresay.server.metrics.fields import SOCKET_BOUNDS, Histogram, count, counter, gauge, histogram
+from foresay.server.metrics.verdict import judged
 from foresay.spec.request import EngineInfo
 
 ByName = dict[tuple[str, ...], float]
@@ -126,9 +127,7 @@ class EngineGauges:
     spec_decode_speed_up: float | None = gauge(
         "Estimate of the speed over plain decoding in the last minute; without decoding there is none."
     )
-    spec_decode_speed_up_unsure: bool | None = gauge(
-        "1 if that estimate may be wrong: it rests on steps without drafts that are few, old or of a different pace."
-    )
+    spec_decode_speed_up_unsure: bool | None = gauge("1 if there were too few steps to say whether that is chance.")
     plain_step_seconds: float = gauge("A decoding step of one request without drafts.")
     num_requests_waiting_by_reason: Counts = gauge(
         "The same by what they wait for, which is always room.", ["reason"], vllm=True, keep=[0]
@@ -163,7 +162,7 @@ class EngineGauges:
             pages[str(info.page_size), str(info.kv_tokens // info.page_size), info.kv_dtype] = 1
         return cls(
             spec_decode_speed_up=minute.speed_up,
-            spec_decode_speed_up_unsure=None if minute.speed_up is None else bool(minute.doubt),
+            spec_decode_speed_up_unsure=None if minute.speed_up is None else bool(judged(minute).doubt),
             plain_step_seconds=plain,
             num_requests_waiting_by_reason={"capacity": waiting, "deferred": 0},
             replica_running={(one.name, one.address): one.running for one in replicas},

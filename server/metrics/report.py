@@ -1,8 +1,5 @@
-"""What telemetry reports, ready for JSON. Rates are shares from 0 to 1, times are seconds; None: no data.
-
-Only :class:`RequestSummary` and :class:`RequestDetail` hold text, and these are shown only to the key that sent the
-request.
-"""
+"""What telemetry reports, ready for JSON. Rates are shares from 0 to 1, times are seconds; None: no data. Nothing of it
+holds text."""
 
 from __future__ import annotations
 
@@ -167,11 +164,10 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     """One interval. at: its first second, since 1970. seconds: its length, 1 or 60.
 
     tokens: in texts; runs: steps of single requests that emitted any. busy_seconds: of steps; decode_seconds: of those
-    without prefill; plain_seconds: of plain decoding instead, estimated; doubted_seconds: of those for which that is
-    uncertain. first_tokens: requests that got their first token, after first_token_seconds in total. phases: seconds by
-    phase: plan, propose, mask, forward, draw and commit in the engine, deliver in the server. drafters: trees of each.
-    chunk_gaps, token_times: counts by the bounds in :class:`HistoryReport`, the last one above all. Gauges as of the
-    last step.
+    without prefill; plain_seconds: of plain decoding instead, estimated. first_tokens: requests that got their first
+    token, after first_token_seconds in total. phases: seconds by phase: plan, propose, mask, forward, draw and commit
+    in the engine, deliver in the server. drafters: trees of each. chunk_gaps, token_times: counts by the bounds in
+    :class:`HistoryReport`, the last one above all. Gauges as of the last step.
     """
 
     at: int
@@ -185,7 +181,6 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     busy_seconds: float
     decode_seconds: float
     plain_seconds: float
-    doubted_seconds: float
     first_tokens: int
     first_token_seconds: float
     phases: dict[str, float]
@@ -214,7 +209,6 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
             busy_seconds=counters.step_seconds.sum,
             plain_seconds=counters.spec_decode_plain_seconds,
             phases=counters.step_phase_seconds,
-            doubted_seconds=sum(counters.doubted.values()),
             first_tokens=first.count,
             first_token_seconds=first.sum,
             drafters=counters.spec_decode_num_drafts,
@@ -289,17 +283,15 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 class RequestSummary(msgspec.Struct, frozen=True, kw_only=True):
     """One request, finished or running (``finish_reason`` None). cancelled and error are reasons too.
 
-    request_id: the ``X-Request-Id`` of its HTTP request. prompt: the first words of its prompt, or of a conversation's
-    last message; None if its client wanted nothing stored. read_tokens: of the prompt, read so far. cached_tokens: of
-    the prompt, found in the KV cache. seed: reproduces the text; None before it is known. drafters: trees of each.
-    Times as measured by the server, from the admission of the request; ``tokens_per_second`` of a finished one is the
-    engine's, as in the response's ``metrics``.
+    request_id: the ``X-Request-Id`` of its HTTP request. read_tokens: of the prompt, read so far. cached_tokens: of the
+    prompt, found in the KV cache. seed: reproduces the text; None before it is known. drafters: trees of each. Times as
+    measured by the server, from the admission of the request; ``tokens_per_second`` of a finished one is the engine's,
+    as in the response's ``metrics``.
     """
 
     id: str
     request_id: str
     started: float
-    prompt: str | None
     temperature: float
     seed: int | None
     prompt_tokens: int
@@ -318,36 +310,3 @@ class RequestSummary(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_step: float | None
     drafters: dict[str, int]
     finish_reason: str | None
-
-
-class RequestStep(msgspec.Struct, frozen=True, array_like=True):
-    """One step of one request: its number in the engine, the drafter, drafted nodes, accepted nodes, tokens in the
-    text, and its milliseconds."""
-
-    step: int
-    drafter: str
-    drafted: int
-    accepted: int
-    tokens: int
-    milliseconds: float
-
-
-class TokenText(msgspec.Struct, frozen=True, array_like=True):
-    """What one token adds to the text. drafter: empty if it was sampled by the target. depth: in the draft tree; 0:
-    sampled by the target. forced: drafted because a grammar allowed nothing else."""
-
-    text: str
-    drafter: str
-    depth: int
-    forced: bool
-
-
-class RequestDetail(msgspec.Struct, frozen=True):
-    """One request of the caller's key. whole: false if it was so long that only its beginning is kept. text_kept: false
-    if its client wanted nothing stored; then there is no text."""
-
-    summary: RequestSummary
-    steps: list[RequestStep]
-    text: list[TokenText]
-    whole: bool
-    text_kept: bool

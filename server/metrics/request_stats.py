@@ -2,64 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from foresay.server.metrics.counters import Counters, shape_of
 from foresay.server.metrics.fields import count
-from foresay.server.metrics.report import RequestDetail, RequestStep, RequestSummary, TokenText, from_counts
+from foresay.server.metrics.report import RequestSummary, from_counts
 from foresay.server.metrics.ring import Ring
 from foresay.server.schemas.shared import PromptProgress
 from foresay.server.text.choice import Choice, Piece
 from foresay.spec.request import Delta, Origin, RequestEnd
 from foresay.spec.trace import StepTrace
 
-#: Most steps kept per request to be shown; of a longer one only the first are kept.
-MOST_STEPS = 2048
-#: Approximate bytes per step and token.
-STEP_BYTES, TOKEN_BYTES = 264, 8
 #: The origin of tokens that came without one.
 NOWHERE = Origin(0, "", [-1], 0, [], {})
-
-#: step, drafter, drafted, accepted, forced among the accepted, kept, seconds, drafter of each accepted one
-Step = tuple[int, str, int, int, int, int, float, Sequence[str]]
 
 
 @dataclass(slots=True)
 class SharedStats:
     """What the stats of all requests share. clock: seconds since 1970 that do not run backwards. delivered: the time up
-    to which delivery is counted: when the latest step arrived, or its latest text was passed on. step, step_seconds: of
-    the latest step.
+    to which delivery is counted: when the latest step arrived, or its latest text was passed on. step: the latest.
     """
 
     clock: Callable[[], float]
     ring: Ring = field(default_factory=Ring)
     delivered: float = 0.0
     step: StepTrace | None = None
-    step_seconds: float = 0.0
 
 
 class RequestStats:
     """What is shown of one request, and of it counted in the counters of all. Its acceptance is counted by its choice.
 
-    choices: number requested with it. keeps_text: whether its text may be shown later.
+    choices: number requested with it.
     """
 
-    def __init__(
-        self,
-        choice: Choice,
-        tenant: str,
-        request_id: str,
-        shared: SharedStats,
-        choices: int = 1,
-        keeps_text: bool = True,
-    ) -> None:
+    def __init__(self, choice: Choice, tenant: str, request_id: str, shared: SharedStats, choices: int = 1) -> None:
         request = choice.request
         self.id, self.tenant, self.request_id = request.id, tenant, request_id
         self.prompt_tokens, self.leads = len(request.prompt), request.fork_of is None
-        self.max_tokens, self.choices, self.keeps_text = request.params.max_tokens, choices, keeps_text
-        self.words = choice.words if keeps_text else None
+        self.max_tokens, self.choices = request.params.max_tokens, choices
         self.temperature, self.seed = request.params.temperature, request.params.seed
         self.began = shared.clock()
         self.ended: float | None = None
@@ -71,10 +52,6 @@ class RequestStats:
         self._counts = choice.counts
         self._first: float | None = None
         self._last = 0.0
-        self._steps: list[Step] = []
-        self._offsets: list[int] = []
-        self._text: list[str] = []
-        self._whole = True
         self._shared = shared
         self._reading_since, self._adopted = self.began, 0
 
@@ -98,12 +75,6 @@ class RequestStats:
             time_ms=round(1000 * (until - self._reading_since), 3),
         )
 
-    @property
-    def bytes(self) -> int:
-        """Approximate memory that it takes."""
-        texts = sum(map(len, self._text))
-        return STEP_BYTES * (len(self._steps) + 4) + TOKEN_BYTES * len(self._offsets) + texts
-
     def kept(self, delta: Delta, piece: Piece) -> None:
         """Count one step of this request, and what of it is in the text."""
         now = self._shared.clock()
@@ -115,8 +86,6 @@ class RequestStats:
         if delta.tokens:
             self.seed = delta.seed
             self._run(counters, delta, piece)
-        if piece.text and self._whole and self.keeps_text:
-            self._text.append(piece.text)
         if piece.finish_reason is not None and self.finish_reason is None:
             self.finish_reason = piece.finish_reason
             self._over(counters, now, delta.ending)
@@ -161,7 +130,6 @@ class RequestStats:
             RequestSummary,
             self,
             started=self.began,
-            prompt=self.words,
             output_tokens=counts.completion_tokens,
             time_to_first_token=counts.delivered,
             seconds=seconds,
@@ -182,21 +150,12 @@ class RequestStats:
         """Steps that emitted tokens."""
         return self._counts.steps
 
-    def detail(self) -> RequestDetail:
-        """The request step by step, and its text by origin; only for the key that sent it."""
-        steps = [
-            RequestStep(number, drafter, drafted, accepted, kept, 1000 * seconds)
-            for number, drafter, drafted, accepted, _, kept, seconds, _ in self._steps
-        ]
-        text = self._by_origin()
-        return RequestDetail(self.summary(), steps, text, whole=self._whole, text_kept=self.keeps_text)
-
     def _run(self, counters: Counters, delta: Delta, piece: Piece) -> None:
         """Count the tokens of one step, which its choice has just counted."""
         origin, kept = delta.origin or NOWHERE, len(piece.token_ids)
-        path, forced, shared = origin.path, origin.forced, self._shared
         drafted, accepted = self._counts.per_step_drafted[-1], self._counts.per_step_accepted[-1]
-        counters.run(origin.drafter, shape_of(tuple(origin.parents)), path[accepted - 1] if accepted else 0, kept)
+        last = origin.path[accepted - 1] if accepted else 0
+        counters.run(origin.drafter, shape_of(tuple(origin.parents)), last, kept)
         if self.runs == 1 and self.leads:
             counters.prompt_tokens += self.prompt_tokens
             counters.prefix_cache_queries = counters.prompt_tokens
@@ -204,20 +163,7 @@ class RequestStats:
         counters.spec_decode_num_discarded_tokens += len(delta.tokens) - kept
         if drafted:
             count(self.drafters, origin.drafter, 1)
-        sure = 0
-        if forced:
-            counters.spec_decode_num_forced_tokens += forced
-            sure = sum(1 for node in path[:accepted] if node <= forced)
-        if len(self._steps) < MOST_STEPS:
-            latest = shared.step
-            same = latest is not None and latest.number == origin.step
-            seconds = shared.step_seconds if same else sum(origin.seconds.values())
-            step = (origin.step, origin.drafter, drafted, accepted, sure, kept, seconds, origin.sources)
-            self._steps.append(step)
-            if self.keeps_text:
-                self._offsets += piece.offsets
-        else:
-            self._whole = False
+        counters.spec_decode_num_forced_tokens += origin.forced
 
     def _over(self, counters: Counters, now: float, ending: RequestEnd | None) -> None:
         """Count a request that has ended; its phases only if it ran to its end."""
@@ -242,30 +188,16 @@ class RequestStats:
         if self._first is not None and counts.completion_tokens > 1:
             counters.request_time_per_output_token_seconds.observe((now - self._first) / (counts.completion_tokens - 1))
 
-    def _by_origin(self) -> list[TokenText]:
-        """The text of each token, with its origin."""
-        text = "".join(self._text)
-        spans = iter(pairwise([*self._offsets, len(text)]))
-        found = []
-        for _, drafter, _, accepted, sure, kept, _, sources in self._steps:
-            for index, (begin, end) in zip(range(kept), spans, strict=False):
-                who, depth = (sources[index] if sources else drafter, index + 1) if index < accepted else ("", 0)
-                found.append(TokenText(text[begin:end], who, depth, index < sure))
-        return found
-
 
 MOST_PER_TENANT = 100
-MOST_BYTES = 64 << 20
 
 
 class Recent:
-    """Request stats by tenant and id. A lookup never finds another tenant's."""
+    """Request stats by id. A tenant never sees another's."""
 
-    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self) -> None:
         self._running: dict[str, RequestStats] = {}
         self._over: dict[str, RequestStats] = {}
-        self._bytes = 0
 
     def begin(self, stats: RequestStats) -> None:
         """A request is admitted."""
@@ -276,12 +208,9 @@ class Recent:
         if self._running.pop(stats.id, None) is None:
             return
         self._over[stats.id] = stats
-        self._bytes += stats.bytes
         own = [one for one in self._over.values() if one.tenant == stats.tenant]
         for one in own[:-MOST_PER_TENANT]:
-            self._drop(one)
-        while self._bytes > self._most_bytes and self._over:
-            self._drop(next(iter(self._over.values())))
+            del self._over[one.id]
 
     @property
     def running(self) -> int:
@@ -303,12 +232,3 @@ class Recent:
         running = [stats for stats in self._running.values() if stats.tenant == tenant]
         over = [stats for stats in self._over.values() if stats.tenant == tenant]
         return sorted([*reversed(running), *reversed(over)], key=lambda stats: stats.began, reverse=True)
-
-    def find(self, tenant: str, id: str) -> RequestStats | None:
-        """The request of this tenant; None if there is none, or it was evicted."""
-        stats = self._running.get(id) or self._over.get(id)
-        return stats if stats is not None and stats.tenant == tenant else None
-
-    def _drop(self, stats: RequestStats) -> None:
-        del self._over[stats.id]
-        self._bytes -= stats.bytes

@@ -36,14 +36,13 @@ class RecordedAnswer(msgspec.Struct, frozen=True):
     """request: with the seed that was used. tokens: the output, as far as it is in the text.
 
     request_id: the ``X-Request-Id`` of its HTTP request; empty if it had none. fingerprint: of the engine that wrote
-    it. tries: re-runs that were started and interrupted.
+    it.
     """
 
     request: Request
     tokens: list[int]
     request_id: str = ""
     fingerprint: str = ""
-    tries: int = 0
 
     @classmethod
     def of(cls, choice: Choice, fingerprint: str) -> RecordedAnswer:
@@ -115,8 +114,6 @@ async def plain_tokens(rerun: Generation, length: int) -> list[int]:
 MOST_ANSWERS = 64
 #: How long no request has come before a re-run starts, so that it does not run between two requests of one client.
 QUIET_SECONDS = 0.5
-#: A re-run interrupted this often is given up.
-MOST_TRIES = 3
 log = logging.getLogger("foresay.selfcheck")
 _random = random.Random()  # apart from the global one, which others may seed
 
@@ -143,9 +140,9 @@ class SelfCheck:
         counts.share = share
 
     @contextmanager
-    def watching(self, choices: Sequence[Choice], keeps: bool = True) -> Iterator[None]:
+    def watching(self, choices: Sequence[Choice]) -> Iterator[None]:
         """Clients' requests run meanwhile: any re-run is cancelled before they reach the engine, and their answers are
-        picked once they are finished. keeps: whether their text may be kept."""
+        picked once they are finished."""
         self._requests += 1
         if self._rerun is not None:
             self._rerun.abort(Interrupted())
@@ -153,12 +150,13 @@ class SelfCheck:
         try:
             yield
         finally:
-            for choice in choices if keeps else ():
+            for choice in choices:
                 if choice.finished and choice.tokens and self._picks(choice.request):
-                    self._keep(RecordedAnswer.of(choice, fingerprint))
+                    self._put(RecordedAnswer.of(choice, fingerprint))
 
     def _picks(self, request: Request) -> bool:
-        return self._share > 0 and request.forced is None and self._chance() < self._share
+        left_out = request.forced is not None or request.private
+        return not left_out and self._share > 0 and self._chance() < self._share
 
     # -- checking ------------------------------------------------------------------------------------------------
 
@@ -189,15 +187,12 @@ class SelfCheck:
         """Re-run one answer, and count the outcome. An error in one check must not silently end all checks."""
         self._rerun = rerun = Generation(self._engine, [answer.plainly(f"self-check-{next(self._numbers)}")])
         try:
-            if answer.fingerprint != self._fingerprint:  # other weights have been loaded
-                raise Interrupted
+            if answer.fingerprint != self._fingerprint:
+                raise EngineFailed("other weights have been loaded")
             self._compared(answer, difference(answer.tokens, await plain_tokens(rerun, len(answer.tokens))))
-        except Unavailable:
-            self._put(answer)
+        except (Interrupted, Unavailable):
+            self._put(answer)  # last: others may be shorter
             await asyncio.sleep(QUIET_SECONDS)
-        except Interrupted:
-            kept = self._keep(msgspec.structs.replace(answer, tries=answer.tries + 1))  # last: others may be shorter
-            self._counts.self_check_skipped += not kept
         except (ApiError, InvalidRequest):  # it may have killed the engine: do not retry
             self._counts.self_check_skipped += 1
         except Exception:
@@ -217,14 +212,6 @@ class SelfCheck:
     def _fingerprint(self) -> str:
         """Of the engine now."""
         return "" if self._engine.info is None else self._engine.info.fingerprint
-
-    def _keep(self, answer: RecordedAnswer) -> bool:
-        """Keep an answer for later, unless it was interrupted too often for the idle times there are, or the engine
-        writes other texts by now."""
-        keeps = answer.fingerprint == self._fingerprint and answer.tries < MOST_TRIES
-        if keeps:
-            self._put(answer)
-        return keeps
 
     def _put(self, answer: RecordedAnswer) -> None:
         self._counts.self_check_skipped += len(self.backlog) == MOST_ANSWERS

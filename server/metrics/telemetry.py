@@ -37,7 +37,6 @@ from foresay.server.metrics.report import (
     Live,
     Node,
     Point,
-    RequestDetail,
     RequestSummary,
     Server,
     Snapshot,
@@ -47,7 +46,6 @@ from foresay.server.metrics.report import (
 from foresay.server.metrics.request_stats import Recent, RequestStats, SharedStats
 from foresay.server.metrics.verdict import judged
 from foresay.server.schemas.errors import ApiError
-from foresay.server.schemas.shared import PromptProgress
 from foresay.server.text.choice import Choice
 from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import EngineInfo
@@ -113,7 +111,7 @@ class Telemetry:
         shared = self._shared
         shared.step = trace
         shared.delivered = now = shared.clock()
-        shared.step_seconds = shared.ring.at(now).step(trace)
+        shared.ring.at(now).step(trace)
         self._stepped = int(now)
 
     def see(self, status: EngineStatus) -> None:
@@ -123,14 +121,13 @@ class Telemetry:
         self.startup.see(status)
 
     @contextmanager
-    def watching(self, choices: Sequence[Choice], keeps_text: bool = True) -> Iterator[list[RequestStats]]:
+    def watching(self, choices: Sequence[Choice]) -> Iterator[list[RequestStats]]:
         """Count what becomes of these choices; one that has not ended by the end of the context has failed, or was
-        cancelled by its client. keeps_text: whether their text may be shown to their key later."""
+        cancelled by its client."""
         tenant, request_id = CONTEXT.get().caller.tenant, CONTEXT.get().id
         forks = Counter(choice.request.fork_of for choice in choices)
         all_stats = [
-            RequestStats(choice, tenant, request_id, self._shared, 1 + forks[choice.request.id], keeps_text)
-            for choice in choices
+            RequestStats(choice, tenant, request_id, self._shared, 1 + forks[choice.request.id]) for choice in choices
         ]
         for stats in all_stats:
             self._recent.begin(stats)
@@ -164,11 +161,6 @@ class Telemetry:
         waiting = max(present - info.max_seqs, min(last.waiting, present))
         used = min(1.0, last.pages / room) if present else 0.0
         return Gauges(present - waiting, waiting, unread, used, min(1.0, last.kept_pages / room))
-
-    @property
-    def progress(self) -> list[PromptProgress]:
-        """How far the prompts are that are being read."""
-        return [progress for stats in self._recent.unread if (progress := stats.progress) is not None]
 
     @property
     def plain_seconds(self) -> float:
@@ -234,13 +226,8 @@ class Telemetry:
         return cast("list[Point]", [point for _, point in over]), over[-1][0] if over else after
 
     def requests(self, tenant: str) -> list[RequestSummary]:
-        """The tenant's running requests and last 100 finished ones, the newest first. No text."""
+        """The tenant's running requests and last 100 finished ones, the newest first."""
         return [stats.summary() for stats in self._recent.of(tenant)]
-
-    def request(self, tenant: str, id: str) -> RequestDetail | None:
-        """One request of the tenant with its steps and text; None if there is none with this id."""
-        stats = self._recent.find(tenant, id)
-        return None if stats is None else stats.detail()
 
     def _server(self, now: float, info: EngineInfo | None) -> Server:
         status = self.engine.status

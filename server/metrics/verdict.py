@@ -10,8 +10,11 @@ from foresay.spec.accept import GAIN
 #: Fewer decoding steps say nothing.
 FEWEST_STEPS = 20
 TOO_FEW, FEW = "Too few steps to tell whether speculation pays.", "there are too few steps"
+CHANGED = "the pace of this machine has changed since steps without drafts were timed"
 LOW_ACCEPTANCE = 0.3
 LARGE_SHARE = 0.4
+#: Where fewer of the steps have drafts, whatever makes them slow, it is not these.
+RARELY = 0.02
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -30,9 +33,11 @@ def judged(span: Counters) -> Verdict:
     speed_up = span.speed_up
     saved = 0.0 if speed_up is None else span.spec_decode_plain_seconds - span.decode_seconds
     if not span.drafts:
-        return Verdict(None, speed_up, saved, "Nothing was drafted.", span.doubt)
-    if span.doubt:
-        return Verdict(None, speed_up, saved, f"Cannot tell whether speculation pays: {span.doubt}.", span.doubt)
+        return Verdict(None, speed_up, saved, "Nothing was drafted.")
+    if 2 * span.unsure_seconds > span.decode_seconds:
+        return Verdict(None, speed_up, saved, f"Cannot tell whether speculation pays: {CHANGED}.", CHANGED)
+    if span.drafts < RARELY * span.decode_steps:
+        return Verdict(None, speed_up, saved, "Hardly anything was drafted.")
     if speed_up is None or span.decode_steps < FEWEST_STEPS:
         return Verdict(None, speed_up, saved, TOO_FEW, FEW)
     if abs(speed_up - 1.0) < span.spread * speed_up:
@@ -46,7 +51,7 @@ def judged(span: Counters) -> Verdict:
         return Verdict(True, speed_up, saved, "Speculation neither pays nor costs: it is as fast as plain decoding.")
     if not span.evident:
         return Verdict(None, speed_up, saved, TOO_FEW, FEW)
-    return Verdict(False, speed_up, saved, f"Speculation is not paying: {_figures(span)}; {_cause(span)}")
+    return Verdict(False, speed_up, saved, f"Speculation is not paying: {_figures(span)}; {_cause(span)}.")
 
 
 def _figures(span: Counters) -> str:

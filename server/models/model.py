@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 from foresay.server.engine.generation import EngineStatus
 from foresay.server.engine_process.child import Spawned, importing, spawn
 from foresay.server.engine_process.client import MOST_STARTS, EngineClient
-from foresay.server.engine_process.client_base import Progress, Resumed
+from foresay.server.engine_process.client_base import Resumed
 from foresay.server.models.residency import log
 from foresay.server.models.resident import NoMemory, NotRestored, Resident
 from foresay.server.models.service import ServerState, Service, Text
@@ -94,10 +94,10 @@ class Model(Resident):
                 await self.look()
         return resumed
 
-    async def roll(self, config: ServeConfig, text: Text, progress: Progress) -> Resumed:
+    async def roll(self, config: ServeConfig, text: Text) -> Resumed:
         """Replace all replicas; see :meth:`Fleet.replace`."""
         assert not isinstance(self.engine, EngineClient), "one engine is stopped first"
-        moved = await self.engine.replace(config, progress)
+        moved = await self.engine.replace(config)
         self.service.config, self.service.text = config, text
         return Resumed(moved, None)
 

@@ -16,7 +16,7 @@ from aiohttp import web
 from foresay.server.engine.generation import EngineStatus
 from foresay.server.engine_process.child import Spawned, spawn
 from foresay.server.engine_process.client import EngineClient
-from foresay.server.engine_process.client_base import Progress, Resumed
+from foresay.server.engine_process.client_base import Resumed
 from foresay.server.gateway.keys import CONTEXT
 from foresay.server.metrics.exposition import Exposition
 from foresay.server.models.model import Model
@@ -165,28 +165,15 @@ class Models:
         self._running.cancel()
         await asyncio.gather(self._running, return_exceptions=True)
 
-    async def reload(self, entry: Model, config: ServeConfig, moves: bool, progress: Progress) -> Resumed:
+    async def reload(self, entry: Model, config: ServeConfig, moves: bool) -> Resumed:
         """Replace a model's engine by one with other settings; new requests wait meanwhile.
 
         moves: running ones go on in the next engine; else, since that has another model, they end in this one first.
-        progress: called with the progress. Raises :class:`ForesayError` if it does not become ready: then the earlier
-        settings hold."""
-        progress("reading the files", None)
+        Raises :class:`ForesayError` if it does not become ready: then the earlier settings hold."""
         text = await entry.read(config)
         if not isinstance(entry.engine, EngineClient):
-            return await entry.roll(config, text, progress)
-
-        def on_loading(status: EngineStatus) -> None:
-            if status.state == "loading":
-                progress(status.message, status.share)
-
-        if not moves:
-            progress("running requests end first", None)
-        entry.engine.observe_status.append(on_loading)
-        try:
-            return await self.residency.reload(entry, partial(entry.reload, config, text), moves)
-        finally:
-            entry.engine.observe_status.remove(on_loading)
+            return await entry.roll(config, text)
+        return await self.residency.reload(entry, partial(entry.reload, config, text), moves)
 
     async def start(self) -> None:
         """Start loading the single model, or inspecting the files of several; returns at once."""

@@ -253,6 +253,8 @@ class Residency:
         resident, loaded = reload.resident, reload.resident.state == "in"
         if loaded:
             resident.state = "coming" if reload.moves else "leaving"
+            if not reload.moves:
+                log.info("%s: running requests end before another model comes", resident.name)
             await self._until(lambda: reload.moves or not resident.leases)
         if not await reload.run(_held(self._others(resident))):
             resident.state = "out"

@@ -199,19 +199,18 @@ class Service:
         )
 
     @asynccontextmanager
-    async def generation(self, choices: Sequence[Choice], keeps_text: bool = True) -> AsyncIterator[Generation]:
+    async def generation(self, choices: Sequence[Choice]) -> AsyncIterator[Generation]:
         """Run choices; raises :class:`QueueFull`, or what the engine raises.
 
-        All routes pass through here, so the limits of the queue and of time are enforced here. keeps_text: whether
-        their text may be kept for the self-check and for the dashboard, where their key can read it again.
+        All routes pass through here, so the limits of the queue and of time are enforced here.
         """
         requests, count = [choice.request for choice in choices], len(choices)
         self._check_queue(count)
-        with self.telemetry.watching(choices, keeps_text) as all_stats:
+        with self.telemetry.watching(choices) as all_stats:
             meter, over = CONTEXT.get().meter, self.lease.close
             meter.prompt_tokens += sum(len(request.prompt) for request in requests if request.fork_of is None)
             generation = Generation(self.engine, requests, self.most_pending_tokens, meter.wrote, all_stats, over)
-            watching = self.self_check.watching(choices, keeps_text)
+            watching = self.self_check.watching(choices)
             with self._present(generation, count), watching, deadline(generation, self.config.request_timeout):
                 async with generation:
                     yield generation

@@ -168,16 +168,14 @@ class Fleet(Supervised):
         """The state of each ready replica."""
         return [replica.report_entry for replica in self.ready]
 
-    async def replace(self, config: ServeConfig, progress: Progress) -> int:
-        """Replace the replicas one by one with other settings; returns how many requests moved. progress: called with
-        the progress."""
+    async def replace(self, config: ServeConfig) -> int:
+        """Replace the replicas one by one with other settings; returns how many requests moved."""
         if self.status.state != "ready":
             raise unavailable(self.status)
         before, self._config = self._moved, config
         deployed = await self._cluster.deploy(config)
         while True:
             new = [replica for replica in self.ready if replica.address.deployed >= deployed]
-            progress("replacing the replicas", len(new) / max(1, len(self._replicas)))
             if new and len(new) == len(self._replicas):
                 return self._moved - before
             if self._supervisor is None or self._supervisor.done():
@@ -206,10 +204,6 @@ class Fleet(Supervised):
             if id in flights:
                 flights.finish(id, at_token)
                 return
-
-    def keep_warm(self, tokens: list[int], salt: str) -> None:
-        for replica in self.ready:
-            replica.keep_warm(tokens, salt)
 
     def _all_flights(self) -> list[InFlights]:
         return [*(replica.in_flight for replica in self._replicas.values()), self._stranded]

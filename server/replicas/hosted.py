@@ -257,8 +257,6 @@ class Hosted(EngineClient):
                 self._send(frames.Cancel(connection.named(id)))
             case frames.Finish(id, at_token):
                 self._send(frames.Finish(connection.named(id), at_token))
-            case frames.KeepWarm():
-                self._send(frame)
             case frames.Ping():
                 connection.send(frames.Pong())
             case frames.Rejected():

@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import msgspec
 
+from foresay.server.schemas.chat import StepProvenance, TokenProvenance
 from foresay.server.schemas.shared import FinishReason
-from foresay.server.schemas.tokens import StepProvenance, TokenProvenance
 from foresay.server.text.detokenize import Detokenizer, StopSearch
 from foresay.server.text.parts import (
     OutputParser,
@@ -24,18 +24,6 @@ from foresay.server.text.warned import Warned
 from foresay.spec.names import PREDICTION
 from foresay.spec.request import Delta, Origin, Request, TokenLogprobs
 from foresay.spec.trace import Statistics
-
-
-class ChoiceOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How the text of a choice is made from its tokens. stop: strings that end it. silent: no tokens are wanted; the
-    one that the engine still emits is dropped. provenance: record the origin of each token, and what it adds.
-    """
-
-    stop: tuple[str, ...] = ()
-    include_stop: bool = False
-    skip_special_tokens: bool = True
-    silent: bool = False
-    provenance: bool = False
 
 
 class Piece(msgspec.Struct, kw_only=True):
@@ -78,22 +66,27 @@ class Choice:
     """The text, counts and ending of one request.
 
     context: prompt tokens whose text precedes the answer's (empty if the answer starts a new text). parser: splits the
-    text into parts. warnings: what of the request is not done as requested. words: the first words of its prompt, for
-    those who may see it. tokens: the output so far, including the token that ended it. counts: of its steps.
+    text into parts. warnings: what of the request is not done as requested. stop: strings that end the text. silent: no
+    tokens are wanted; the one that the engine still emits is dropped. provenance: record the origin of each token, and
+    what it adds. tokens: the output so far, including the token that ended it. counts: of its steps.
     """
 
     def __init__(
         self,
         request: Request,
         tokenizer: Tokenizer,
-        options: ChoiceOptions,
         eos_token_ids: Sequence[int],
         context: Sequence[int] = (),
         parser: OutputParser | None = None,
         warnings: tuple[Warned, ...] = (),
-        words: str = "",
+        *,
+        stop: Sequence[str] = (),
+        include_stop: bool = False,
+        skip_special_tokens: bool = True,
+        silent: bool = False,
+        provenance: bool = False,
     ) -> None:
-        self.request, self.words = request, words
+        self.request = request
         self.tokenizer = tokenizer
         self.warnings = warnings
         self.tokens: list[int] = []
@@ -104,10 +97,10 @@ class Choice:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
         self.counts = Statistics(prompt_tokens=len(request.prompt))
-        self._options = options
+        self._silent, self._provenance, self._include_stop = silent, provenance, include_stop
         self._quiet_stops = set(eos_token_ids) - set(request.params.stop_token_ids)
-        self._detokenizer = Detokenizer(tokenizer, context, options.skip_special_tokens)
-        self._search = StopSearch(options.stop, options.include_stop)
+        self._detokenizer = Detokenizer(tokenizer, context, skip_special_tokens)
+        self._search = StopSearch(stop, include_stop)
         self._parser: OutputParser = parser or PlainText()
         self._length = 0
         self._called = False
@@ -131,7 +124,7 @@ class Choice:
     def take(self, delta: Delta) -> Piece:
         """Turn a delta into the piece of text that is certain with it."""
         made, given = len(delta.tokens), delta
-        if self._options.silent:
+        if self._silent:
             delta = _silenced(delta)
         piece = Piece(prompt_logprobs=delta.prompt_logprobs)
         self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
@@ -142,7 +135,7 @@ class Choice:
             self._count_predicted(delta.origin, len(piece.token_ids))
         if delta.finish_reason is not None:
             self._finish(delta, piece)
-        if self._options.provenance and delta.origin is not None:
+        if self._provenance and delta.origin is not None:
             piece.steps = [step_of(delta.origin, len(piece.token_ids), made)]
             piece.tokens = tokens_of(delta.origin, piece.token_ids, _parts_of(piece, begins), piece.logprobs)
         piece.parts = joined(piece.parts)
@@ -162,7 +155,7 @@ class Choice:
             begins.append(len(piece.parts))
             piece.offsets.append(self._length)
             last = count == len(delta.tokens) and delta.finish_reason == "stop" and delta.stop_token == token
-            if last and not self._options.include_stop:
+            if last and not self._include_stop:
                 pass
             elif token in self._parser.markers:
                 self._mark(token, piece)

@@ -18,25 +18,6 @@ from foresay.server.schemas import chat as schemas
 from foresay.server.text.warned import Warned, tools_left_out
 from foresay.spec.errors import InvalidRequest, Path, inside
 
-#: Most characters of a list's entry, and of the text from which it is made.
-_MOST_WORDS, _LOOKED_THROUGH = 80, 400
-
-
-def first_words(text: str) -> str:
-    """The beginning of a text, for a list: one line of at most 80 characters."""
-    return " ".join(text[:_LOOKED_THROUGH].split())[:_MOST_WORDS]
-
-
-def last_words(request: schemas.ChatRequest) -> str:
-    """The first words of the user's last message; else of the last message."""
-    history = request.messages or []
-    last = next((message for message in reversed(history) if message.role == "user"), history[-1] if history else None)
-    if last is None or last.content is None:
-        return ""
-    if isinstance(last.content, str):
-        return first_words(last.content)
-    return first_words(next((part.text for part in last.content if part.text), ""))
-
 
 def messages(request: schemas.ChatRequest) -> list[dict[str, Any]]:
     """The conversation as input for chat templates."""

@@ -15,6 +15,7 @@ from foresay.server.schemas.bounds import MOST_BAD_WORDS, MOST_CHOICES, Choices,
 from foresay.server.schemas.chat import ChatRequest, CompletionRequest
 from foresay.server.schemas.errors import complaint
 from foresay.server.schemas.shared import GenerationRequest
+from foresay.server.text.prompt import strings
 from foresay.server.text.tokenizer import Tokenizer
 from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import Request
@@ -194,6 +195,7 @@ def typed(value: object, kind: Any, field: str) -> Any:
     """``value`` as a ``kind``, numpy's and torch's numbers as Python's; raises for any other type, naming the field."""
     try:
         value = msgspec.to_builtins(value, builtin_types=_AS_THEY_ARE, enc_hook=_plain)
+        "".join(strings(value)).encode()  # a lone surrogate, as in a text that is not UTF-8, is a ValueError
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         message, _ = complaint(error)

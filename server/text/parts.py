@@ -19,7 +19,7 @@ from typing import Protocol
 import msgspec
 from msgspec import UNSET
 
-from foresay.server.schemas.tokens import Source, StepProvenance, TokenProvenance
+from foresay.server.schemas.chat import Source, StepProvenance, TokenProvenance
 from foresay.spec.request import Origin, TokenLogprobs
 
 

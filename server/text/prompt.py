@@ -94,7 +94,7 @@ class ControlTokens:
 
     def sealed(self, value: Any, template: str) -> tuple[Any, str]:
         """``value`` with a mark inside all control tokens in its strings, and the mark, "" if there are none."""
-        text = "\0".join(_strings(value))
+        text = "\0".join(strings(value))
         count = self._count(text)
         if self._normalize is not None and self._count(self._normalize(text)) > count:
             raise _indistinct()  # the normalizer would create a control token
@@ -169,16 +169,16 @@ def _indistinct() -> InvalidRequest:
     )
 
 
-def _strings(value: Any) -> Iterator[str]:
+def strings(value: Any) -> Iterator[str]:
     """All strings in a value made of dicts and lists."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
         for pair in value.items():
-            yield from _strings(pair)
+            yield from strings(pair)
     elif isinstance(value, list | tuple):
         for entry in value:
-            yield from _strings(entry)
+            yield from strings(entry)
 
 
 def _finder(names: Iterable[str]) -> Tokenizer:

@@ -12,7 +12,7 @@ A model that is not worth its cost still drafts from time to time, so that it is
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import NamedTuple
@@ -20,10 +20,10 @@ from typing import NamedTuple
 from foresay.spec.budget.chance import LEAST, Claims
 from foresay.spec.budget.cost import CostModel, DraftCost, DraftCosts
 from foresay.spec.budget.guard import Guard
-from foresay.spec.budget.members import NOTHING, OPEN, RESTING, Found, Member, SequenceStats
+from foresay.spec.budget.members import NOTHING, OPEN, RESTING, Found, Member, TextStats
 from foresay.spec.budget.plan import NO_PLAN, Leader, Plan, Share, Why
 from foresay.spec.budget.turns import Turns
-from foresay.spec.budget.weigh import CandidatePlan, Estimate, StepCosts
+from foresay.spec.budget.weigh import DraftOption, Expected, StepCosts
 from foresay.spec.names import NONE, PREDICTION
 from foresay.spec.observer import Observer
 from foresay.spec.sequence import SequenceState
@@ -48,13 +48,12 @@ _CHOICE = "the choice of drafts"
 
 
 class Standing(NamedTuple):
-    """What was weighed last, and is drafted until it is weighed again: for which texts, what their models could draft,
-    at which costs, the plans by worth, why the first one or a try was chosen, and each text's plan."""
+    """What was weighed last, and is drafted until it is weighed again. texts: what their models may draft, by id.
+    ways: by worth. why: of the first, or of a try; plans: of each text, by it."""
 
-    texts: Sequence[str] = ()
-    estimates: Sequence[Estimate] = ()
-    costs: StepCosts = StepCosts((), {}, 0.0)
-    ways: Sequence[CandidatePlan] = ()
+    texts: Mapping[str, Expected] = {}
+    costs: StepCosts = StepCosts()
+    ways: Sequence[DraftOption] = ()
     why: Why | None = None
     plans: Mapping[str, Plan] = {}
 
@@ -75,8 +74,7 @@ class Budget(Observer):
     members: the drafters. cost: of whole steps without drafting, by their rows. pinned: the shape of every draft; then
     only the drafter is chosen. timed: False takes the costs as given, for replayed texts. why: of the last plan; None
     if nothing could be drafted. looks: whether anything was chosen in it, rather than repeated. wall: around the
-    members. failed: why nothing is drafted any more, after it failed to learn from a step, or to plan three in a row;
-    else empty.
+    members. failed: why nothing is drafted any more; else empty.
     """
 
     def __init__(
@@ -92,7 +90,7 @@ class Budget(Observer):
         self._lookups = {member.name: member for member in members if member.looks}
         for member in members:
             member.costs = DraftCosts(member.cost, cost.pace)
-        self._cases: dict[str, SequenceStats] = {}
+        self._texts: dict[str, TextStats] = {}
         self._weighing, self._looking = Turns(CHOOSING), Turns(LOOKING)
         self._standing = Standing()
         self._running = set[str]()  # the texts last planned
@@ -132,10 +130,10 @@ class Budget(Observer):
         # As expected, since uncertain costs are expected to be low: with real ones, time would seem worth too little.
         right, seconds = 0, 0.0 if self.why is None else self.why.ways[0].seconds * (1.0 + self._looking.part)
         for result in results:
-            case = self._cases.get(result.scheduled.sequence.id)
-            if case is not None and result.emitted and result.tree is not None:
-                case.learn(result, seconds)
-                right += result.accepted * any(share.tree or share.first for share in result.scheduled.plan.shares)
+            text = self._texts.get(result.scheduled.sequence.id)
+            if text is not None and result.emitted and result.tree is not None:
+                text.learn(result, seconds)
+                right += result.accepted * any(share.tree for share in result.scheduled.plan.shares)
         if self.why is not None and any(result.scheduled.plan.drafts_with(model) for result in results):
             self._drafted(self.why, sum(trace.seconds.values()) if alone else 0.0)
         if alone:
@@ -162,24 +160,25 @@ class Budget(Observer):
 
     def _timed(self, trace: StepTrace, trees: Sequence[DraftTree], right: int) -> None:
         """Correct a model's costs by the time that drafting took. right: found nodes that were accepted."""
-        total, chosen = sum(trace.seconds.values()), trace.seconds.get("plan", 0.0)
+        chosen, drafting = trace.seconds.get("plan", 0.0), trace.seconds.get("propose", 0.0)
+        rest = sum(trace.seconds.values()) - chosen
         if self._looking.now:
-            self._looking.took(chosen, total - chosen, right / len(trees) - self._beyond)
+            self._looking.took(chosen, rest, right / len(trees) - self._beyond)
         if self._weighing.now:
-            self._weighing.took(chosen, total - chosen)
-        seconds, tried = trace.seconds.get("propose", 0.0), self.why is not None and self.why.probe
-        for name, member in self._models.items() if seconds else ():
+            self._weighing.took(chosen, rest)
+        tried = self.why is not None and self.why.probe
+        for name, member in self._models.items() if drafting else ():
             if member.tries > _KNOWN and trace.number % _SAMPLED and not tried:
                 continue
             pairs = [(part, tree) for tree in trees for part in tree.parts or (tree,) if part.drafter == name]
             if levels := max([part.levels for part, _ in pairs], default=0):
                 # Nodes that were not worth their rows were hardly rows of the draft either.
                 more = sum([min(len(part), len(tree)) - 1 for part, tree in pairs]) - levels + self._unread
-                member.costs.saw(levels, max(0, more), any(member.grows(part) for part, _ in pairs), seconds)
+                member.costs.saw(levels, max(0, more), any(member.grows(part) for part, _ in pairs), drafting)
 
     def ended(self, sequence: SequenceState) -> None:
         """Forget the sequence; the members keep what they learnt from it."""
-        self._cases.pop(sequence.id, None)
+        self._texts.pop(sequence.id, None)
         if self._running == {sequence.id}:  # with other texts running, a new one is looked at soon enough
             self._looking.begin()
             self._weighing.begin()
@@ -206,32 +205,30 @@ class Budget(Observer):
         for name in self.wall.off:
             self.wall.explain(name, sequences)
         self.leader.news, self.looks, self._since = "", False, self._since + 1
-        self.guard.now, may = False, self.timed and self.pinned is None and any(one.drafts for one in sequences)
-        if may and self.guard.due():
-            self._weighing.now = self._looking.now = False
+        self.guard.now = self._weighing.now = self._looking.now = False
+        able = [sequence for sequence in sequences if sequence.drafts]
+        self.why = self.why if able else None
+        if not able or (self.timed and self.pinned is None and self.guard.due()):
             return nothing
-        planned = self.wall.ask(_CHOICE, self._choose, sequences)
-        if planned is None:
+        plans = self.wall.ask(_CHOICE, self._choose, able)
+        if plans is None:
             self._forget()
             if _CHOICE in self.wall.off:
                 self._switch_off("the log says more")
-        return planned or nothing
+            return nothing
+        return [plans.get(one.id, NO_PLAN) if one.drafts else NO_PLAN for one in sequences]
 
     def _forget(self) -> None:
         """Begin again with all texts, without the drafters that are off."""
-        self._cases, self._standing, self.why = {}, Standing(), None
+        self._texts, self._standing, self.why = {}, Standing(), None
         self._off = len(self.wall.off)
 
-    def _choose(self, sequences: Sequence[SequenceState]) -> list[Plan]:
-        able = [sequence for sequence in sequences if sequence.drafts]
-        if not able:
-            self.why, self._weighing.now, self._looking.now = None, False, False
-            return [NO_PLAN] * len(sequences)
+    def _choose(self, able: Sequence[SequenceState]) -> Mapping[str, Plan]:
         self._running = {sequence.id for sequence in able}
         paused = self._standing.ways and self.guard.paused(self._standing.ways[0].model)
-        weighs = self._weighing.due() or not self.timed or paused or not self._standing.lasts(able)
+        weighs = self._weighing.due() or not self.timed or bool(paused) or not self._standing.lasts(able)
         looks = self._looking.due() or not self.timed or any(one.prediction for one in able)
-        self._weighing.now, self._looking.now = weighs, looks = bool(weighs), looks and bool(self._lookups)
+        self._weighing.now, self._looking.now = weighs, looks = weighs, looks and bool(self._lookups)
         self.looks = weighs or looks
         if weighs:
             self._standing = self._weigh(able)
@@ -243,56 +240,56 @@ class Budget(Observer):
         assert self.why is not None, "plans were weighed"
         if self.looks:
             self.leader.see(self.why)
-        planned = [plans.get(sequence.id, NO_PLAN) if sequence.drafts else NO_PLAN for sequence in sequences]
         if model := self.why.ways[0].model:
-            drafting = [s for s, plan in zip(sequences, planned, strict=True) if plan.drafts_with(model)]
-            self._unread = sum([self._models[model].behind(sequence) for sequence in drafting])
-        return planned
+            self._unread = self._behind(self._models[model], [one for one in able if plans[one.id].drafts_with(model)])
+        return plans
 
-    def _case(self, sequence: SequenceState) -> SequenceStats:
-        if sequence.id not in self._cases:
-            standing = [member for name, member in self.members.items() if name not in self.wall.off]
-            self._cases[sequence.id] = SequenceStats.begun(sequence, standing)
-        return self._cases[sequence.id]
+    def _text(self, sequence: SequenceState) -> TextStats:
+        if sequence.id not in self._texts:
+            members = [member for name, member in self.members.items() if name not in self.wall.off]
+            self._texts[sequence.id] = TextStats.begun(sequence, members)
+        return self._texts[sequence.id]
 
     def _weigh(self, able: Sequence[SequenceState]) -> Standing:
         """Weigh what models could draft. Uncertain costs are taken at their optimistic end."""
-        cases = [self._case(sequence) for sequence in able]
         context, rows = sum([len(s.tokens) for s in able]), min(len(able), 4) * MAX_NODES
         seconds = self.cost.table(context, rows, self.timed)
         drafts = {n: self._cost(m, able) for n, m in self._models.items() if n not in self.wall.off}
-        pace = sum([case.pace(seconds[len(able)]) for case in cases]) if self.pinned is None else 0.0
-        checks = [name for name, member in self._models.items() if member.checks]
-        costs = StepCosts(seconds, drafts, pace, checks)
-        estimates = [case.estimate(sequence) for case, sequence in zip(cases, able, strict=True)]
-        ways = self._sorted(costs.alone(estimates))
+        pace = sum([self._text(s).pace(seconds[len(able)]) for s in able]) if self.pinned is None else 0.0
+        costs, texts = StepCosts(seconds, drafts, pace), {s.id: self._text(s).expected(s) for s in able}
+        ways = self._sorted(costs.ways(list(texts.values())))
         chosen = self._tried(ways, able)
         for name, member in self._models.items():
             member.idle = 0 if name == ways[0].model else member.idle + self._since
         self._since = 0
-        why, plans = self._plans_of(able, costs, chosen, ways, [NOTHING] * len(able))
-        return Standing([s.id for s in able], estimates, costs, ways, why, plans)
+        return Standing(texts, costs, ways, *self._plans_of(able, costs, chosen, ways, [NOTHING] * len(able)))
 
     def _cost(self, member: Member, able: Sequence[SequenceState]) -> DraftCost:
         """Of one draft. What it has to catch up with is shared out among the drafts that may follow: a text goes on for
         about as long as it went on so far."""
-        cost, texts = member.costs.now(self.timed), self._drafted_by(member, able)
-        unread = sum([member.behind(s) / min(_SOON + s.output_length, s.limit - len(s.tokens)) for s in texts])
+        cost = member.costs.now(self.timed)
+        unread = sum(
+            [
+                member.behind(s) / min(_SOON + s.output_length, s.limit - len(s.tokens))
+                for s in able
+                if member.name in self._text(s).members
+            ]
+        )
         return replace(cost, start=cost.start + cost.token * unread)
 
-    def _drafted_by(self, member: Member, able: Sequence[SequenceState]) -> list[SequenceState]:
-        """The texts for which it may draft."""
-        return [sequence for sequence in able if member.name in self._case(sequence).members]
+    def _behind(self, member: Member, able: Iterable[SequenceState]) -> int:
+        """Tokens that it has to catch up with, of the texts for which it may draft."""
+        return sum([member.behind(sequence) for sequence in able if member.name in self._text(sequence).members])
 
-    def _sorted(self, ways: Sequence[CandidatePlan]) -> list[CandidatePlan]:
+    def _sorted(self, ways: Iterable[DraftOption]) -> list[DraftOption]:
         """Those that are possible, by their worth. With a pinned shape, whatever drafts it comes first."""
         ways = [way for way in ways if not self.guard.paused(way.model)]
         if self.pinned is None:
             return sorted(ways, key=attrgetter("worth"), reverse=True)
-        ways = [way for way in ways if not (way.model and any(way.found)) and not any(way.first)]
+        ways = [way for way in ways if not (way.model and any(way.found))]
         return sorted(ways, key=lambda way: (way.nodes > 0, way.tokens / way.seconds), reverse=True)
 
-    def _tried(self, ways: Sequence[CandidatePlan], able: Sequence[SequenceState]) -> CandidatePlan:
+    def _tried(self, ways: Sequence[DraftOption], able: Sequence[SequenceState]) -> DraftOption:
         """The best plan, or a model's to be tried instead: its first ones, and later as many as may be lost in vain.
         What a try loses is saved beforehand, so the dearer it is, the rarer."""
         best = ways[0]
@@ -301,57 +298,55 @@ class Budget(Observer):
         for way in ways[1:]:
             if way.model and way.model != best.model:
                 member = self._models[way.model]
-                unread = sum([member.behind(sequence) for sequence in self._drafted_by(member, able)])
                 lost = max(way.seconds - best.seconds, (best.worth - way.worth) * best.seconds / best.tokens)
-                lost += member.costs.now().token * unread
+                lost += member.costs.now().token * self._behind(member, able)
                 if self.timed * _FIRST_TRIES > member.tries or member.saved >= lost:
                     return way
         return best
 
     def _look(self, able: Sequence[SequenceState]) -> list[Found]:
         """Call the lookups for each of the sequences."""
-        cases = [self._case(sequence) for sequence in able]
+        texts = [self._text(sequence) for sequence in able]
         proposed: list[list[tuple[Claims, DraftTree]]] = [[] for _ in able]
         for name, member in self._lookups.items():
-            indices = [index for index, case in enumerate(cases) if name in case.claims]
+            indices = [index for index, text in enumerate(texts) if name in text.claims]
             found = self.wall.ask(name, member.find, [able[i] for i in indices]) if indices else None
             for index, chain in zip(indices, found or (), strict=found is not None):
                 if chain is not None:
-                    proposed[index].append((cases[index].claims[name], chain))
-        for sequence, case, chains in zip(able, cases, proposed, strict=True):
-            case.found, case.length = Found.of(chains) if chains else NOTHING, len(sequence.tokens)
-        return [case.found for case in cases]
+                    proposed[index].append((texts[index].claims[name], chain))
+        for sequence, text, chains in zip(able, texts, proposed, strict=True):
+            text.found, text.length = Found.of(chains) if chains else NOTHING, len(sequence.tokens)
+        return [text.found for text in texts]
 
     def _beside(self, able: Sequence[SequenceState], found: Sequence[Found]) -> tuple[Why, Mapping[str, Plan]]:
         """Weigh what was found beside what models could draft."""
-        if self._standing.texts != [sequence.id for sequence in able]:
+        if list(self._standing.texts) != [sequence.id for sequence in able]:
             self._standing = self._weigh(able)
-        standing, most = self._standing, None if self.pinned is None else self.pinned.nodes - 1
-        chances = [each.chances[:most] for each in found]
-        beside = standing.costs.beside(standing.estimates, chances, [one.left for one in found])
-        ways, seconds = self._sorted([*standing.ways, *beside]), standing.costs.seconds
-        self._beyond = seconds[len(able) + sum(ways[0].found)] / seconds[len(able)] - 1.0
-        return self._plans_of(able, standing.costs, ways[0], ways, found)
+        standing, costs = self._standing, self._standing.costs
+        most = None if self.pinned is None else self.pinned.nodes - 1
+        chances, left = [each.chances[:most] for each in found], [one.left for one in found]
+        ways = self._sorted([*standing.ways, *costs.ways(list(standing.texts.values()), chances, left)])
+        self._beyond = costs.seconds[len(able) + sum(ways[0].found)] / costs.seconds[len(able)] - 1.0
+        return self._plans_of(able, costs, ways[0], ways, found)
 
     def _plans_of(
         self,
         able: Sequence[SequenceState],
         costs: StepCosts,
-        chosen: CandidatePlan,
-        ways: Sequence[CandidatePlan],
+        chosen: DraftOption,
+        ways: Sequence[DraftOption],
         found: Sequence[Found],
     ) -> tuple[Why, Mapping[str, Plan]]:
         """Why, and each sequence's plan."""
         others = {way.kind: way for way in reversed(ways) if way.kind != chosen.kind}  # the best of each kind
         looked = tuple(dict.fromkeys([name for each in found for name in each.names]))
-        why = Why((chosen, *reversed(others.values())), looked, chosen is not ways[0])
-        plans = {}
+        why, plans = Why((chosen, *reversed(others.values())), looked, chosen is not ways[0]), {}
         for index, (sequence, one) in enumerate(zip(able, found, strict=True)):
             plans[sequence.id] = Plan.of(self._shares(costs, chosen, index, sequence, one), why)
         return why, plans
 
     def _shares(
-        self, costs: StepCosts, way: CandidatePlan, index: int, sequence: SequenceState, found: Found
+        self, costs: StepCosts, way: DraftOption, index: int, sequence: SequenceState, found: Found
     ) -> list[Share]:
         """A sequence's share of the chosen plan."""
         shares, levels = [], way.trees[index].levels if way.trees else 0.0
@@ -363,9 +358,6 @@ class Budget(Observer):
             if self.pinned is None and not way.chain:
                 # Next to others a node is emitted less often than its chance, so time is worth as much more for these.
                 shape = OPEN.limited(self._models[way.model].levels)
-                pace = costs.pace / max(LEAST, found.left)
-                shape = replace(shape, price=costs.price(way, index, pace, shape.nodes))
-            shape = shape.limited(sequence.most_levels)
-            checked = min(way.first[index], shape.levels) if way.first else 0  # pages are reserved for the shape
-            shares.append(Share(way.model, shape, first=found.best(checked) if checked else None))
+                shape = replace(shape, price=costs.price(way, index, costs.pace / max(LEAST, found.left), shape.nodes))
+            shares.append(Share(way.model, shape.limited(sequence.most_levels)))
         return shares

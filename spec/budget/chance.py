@@ -18,18 +18,17 @@ from itertools import pairwise
 from foresay.spec.sampling import KINDS
 from foresay.spec.tree import DraftTree
 
-#: Claims that nothing was learnt from count as so many outcomes as expected: of one text, and of many.
-TEXT, MANY = 4.0, 16.0
-#: How much of an outcome's weight remains after one more: of one text, which may change within 200 tokens, and of many.
-_TEXT_KEPT, MANY_KEPT = 0.995, 0.999
-#: Claims are clamped to this far from 0 and 1: nothing is certain.
+#: As how many outcomes claims count that nothing was learnt from, in one text and in many, and how much of an outcome's
+#: weight remains after one more: a text may change within 200 tokens.
+TEXT, MANY = (4.0, 0.995), (16.0, 0.999)
+#: Claims are clamped to this far from 0 and 1: nothing is certain. A node with a lower chance than twice that is no
+#: candidate: no row is as cheap.
 _CERTAIN = 0.02
+LEAST = 2 * _CERTAIN
 #: How many salts are kept: more than one server has users.
 _SALTS = 256
 #: Usual tokens accepted in a row: a match at the wrong position is wrong all the way (:meth:`Claims.chances`).
 _LONG = 12
-#: A node with a lower chance is no candidate: no row is as cheap.
-LEAST = 0.04
 
 
 class Outcomes:
@@ -38,7 +37,7 @@ class Outcomes:
 
     __slots__ = ("_came", "_expected", "_expected_not", "_kept", "_not", "_weight")
 
-    def __init__(self, weight: float = TEXT, kept: float = _TEXT_KEPT, shift: float = 0.0) -> None:
+    def __init__(self, weight: float = TEXT[0], kept: float = TEXT[1], shift: float = 0.0) -> None:
         self._weight, self._kept = weight / 2, kept
         self._came = self._not = self._expected = self._expected_not = self._weight
         self._came *= math.exp(shift)
@@ -109,9 +108,9 @@ class Claims:
             if claim != last:  # deep nodes mostly have the same claim
                 last, given = claim, self.chance(claim)
             product *= given
-            chances.append(product * long / (long + depth))
-            if chances[-1] < LEAST:
+            if (chance := product * long / (long + depth)) < LEAST:
                 break
+            chances.append(chance)
         return chances
 
     def saw(self, claim: float, came: bool) -> None:
@@ -127,16 +126,16 @@ class Claims:
 class Salts:
     """The counts that new texts start with, apart for each way of sampling: those of all salts, and those of each of
     the salts used last. Salts are stored as hashes that only this process can compute, and of texts only how accurate
-    claims were. many: the outcomes that counts of many texts begin with."""
+    claims were. many: as how many outcomes claims count at first."""
 
-    def __init__(self, many: float = MANY) -> None:
-        self._many = many
-        self._all = [Outcomes(many, MANY_KEPT) for _ in range(KINDS)]
+    def __init__(self, many: float = MANY[0]) -> None:
+        self._many = many, MANY[1]
+        self._all = [Outcomes(*self._many) for _ in range(KINDS)]
         self._of: OrderedDict[int, Outcomes] = OrderedDict()
 
     def claims(self, salt: str, kind: int) -> Claims:
         """Claims for a new text."""
-        of_salt = self._of.pop(hash((salt, kind)), None) or Outcomes(self._many, MANY_KEPT)
+        of_salt = self._of.pop(hash((salt, kind)), None) or Outcomes(*self._many)
         self._of[hash((salt, kind))] = of_salt
         if len(self._of) > _SALTS:
             self._of.popitem(last=False)

@@ -19,16 +19,16 @@ from foresay.spec.names import NONE
 
 #: Plain steps of a window. The first is not counted: a drafter has just displaced weights from the caches.
 WINDOW = 3
-#: Steps between windows, at first and at least; the share of the time that windows may lose: half of what is promised.
-_FIRST, _LEAST, _LOSS = 16, 128, 0.005
+#: The share of the time that windows may lose: half of what is promised.
+_LOSS = 0.005
 #: Steps that averages remember: of plain ones, whose pace changes with the machine's, and of others.
 _PLAIN, _MEMORY = 16, 256
 #: Uses after which a drafter may be paused: before, luck decides. As many are not counted at first, since code is
-#: compiled and recorded in them.
+#: compiled and recorded in them; and after as many steps there is a first window.
 _USES = 24
 #: Deviations beyond which a loss is sure, and an interval is shown; and a time, something else's.
 _DEVIATIONS, _OUTLIER = 2.0, 3.0
-#: Steps of a pause, and how often they are doubled at most: to some 4,000.
+#: Steps of a pause, and the least between windows; how often pauses are doubled at most: to some 4,000.
 _PAUSE, _DOUBLED = 128, 5
 
 
@@ -58,25 +58,16 @@ class Average:
 
 class _Uses:
     """Of one drafter, per step with its drafts and per sequence. tokens: emitted. gained: these, less the plain steps
-    that fit in its time. skipped: uses that are not counted. until: the step in which its pause ends; pauses: how many
-    in a row."""
+    that fit in its time. left: uses that are not counted. until: the step in which its pause ends; pauses: in a row."""
 
-    def __init__(self, pauses: int = 0, skipped: int = 0) -> None:
-        self.tokens, self.gained, self.skipped = Average(), Average(), skipped
-        self.until, self.pauses = 0, pauses
-
-    def saw(self, tokens: float, took: float) -> None:
-        """Count a use."""
-        self.skipped -= 1
-        if self.skipped < 0:
-            self.tokens.add(tokens)
-            self.gained.add(tokens - took)
+    def __init__(self, pauses: int = 0, left: int = 0, until: int = 0) -> None:
+        self.tokens, self.gained, self.left = Average(), Average(), left
+        self.pauses, self.until = pauses, until
 
     @property
     def loses(self) -> bool:
         """Whether it surely does."""
-        gained = self.gained
-        return gained.count >= _USES and gained.mean + _DEVIATIONS * gained.error < 0.0
+        return self.gained.count >= _USES and self.gained.mean + _DEVIATIONS * self.gained.error < 0.0
 
 
 class Guard:
@@ -91,7 +82,7 @@ class Guard:
         self._uses: dict[str, _Uses] = {}
         self._tokens, self._took, self._beside = Average(), Average(), Average()
         self._steps = self._left = self._since = 0
-        self._every, self._again = _FIRST, False
+        self._every, self._again = 16, False
 
     def due(self) -> bool:
         """Whether the step to be planned is one of a window."""
@@ -120,9 +111,8 @@ class Guard:
     @property
     def spread(self) -> float:
         """How far that may be off, as a share of it; 0 if unknown."""
-        if self._tokens.count < _USES:
-            return 0.0
-        return _DEVIATIONS * math.hypot(*[one.error / one.mean for one in (self._tokens, self._took, self._beside)])
+        measured = (self._tokens, self._took, self._beside)
+        return _DEVIATIONS * math.hypot(*[one.error / one.mean for one in measured]) if self.speed_up else 0.0
 
     def saw(
         self, drafter: str, sequences: int, tokens: float, seconds: Mapping[str, float], tried: bool, steps: int = 1
@@ -142,17 +132,19 @@ class Guard:
             self._tokens.add(tokens, steps)
             self._took.add(took, steps)
             if drafter and drafted and not tried:
-                self._used(drafter, tokens, took)
+                self._used(drafter, self._uses.setdefault(drafter, _Uses(left=_USES)), tokens, took)
 
-    def _used(self, drafter: str, tokens: float, took: float) -> None:
-        uses = self._uses.get(drafter) or self._uses.setdefault(drafter, _Uses(skipped=_USES))
-        uses.saw(tokens, took)
+    def _used(self, drafter: str, uses: _Uses, tokens: float, took: float) -> None:
+        uses.left -= 1
+        if uses.left >= 0:
+            return
+        uses.tokens.add(tokens)
+        uses.gained.add(tokens - took)
         if uses.loses:
             tokens, took = uses.tokens.mean, uses.tokens.mean - uses.gained.mean
             figures = f"{tokens:.2f} tokens a step, in {took:.2f} times the time of a plain one"
             steps = _PAUSE << uses.pauses
-            self._uses[drafter] = paused = _Uses(min(uses.pauses + 1, _DOUBLED))
-            paused.until = self._steps + steps
+            self._uses[drafter] = _Uses(min(uses.pauses + 1, _DOUBLED), until=self._steps + steps)
             self.news = f"{drafter} is paused for {steps} steps, since it loses time: as measured, it brings {figures}"
         elif uses.gained.count == 4 * _USES:
             uses.pauses = 0
@@ -161,5 +153,5 @@ class Guard:
     def _longest(self) -> int:
         """Steps between windows for which these take the share of the time that they may."""
         if not self.speed_up:
-            return _LEAST
-        return max(_LEAST, round(WINDOW * (1.0 - 1.0 / self.speed_up) / (_LOSS * self._took.mean)))
+            return _PAUSE
+        return max(_PAUSE, round(WINDOW * (1.0 - 1.0 / self.speed_up) / (_LOSS * self._took.mean)))

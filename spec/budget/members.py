@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
-from foresay.spec.budget.chance import LEAST, Claims, Salts, claimed
-from foresay.spec.budget.cost import DraftCost, DraftCosts, MachinePace
-from foresay.spec.budget.weigh import Estimate, ExpectedTree
+from foresay.spec.budget.chance import MANY, TEXT, Claims, Salts, claimed
+from foresay.spec.budget.cost import DraftCost, DraftCosts, Pace
+from foresay.spec.budget.weigh import Chances, ExpectedTree
 from foresay.spec.names import PREDICTION
-from foresay.spec.protocols import CatchesUp, Chains, Checks, Drafter, LooksUp
+from foresay.spec.protocols import CatchesUp, Chains, Drafter, LooksUp
 from foresay.spec.sequence import SequenceState
 from foresay.spec.step import VerifyResult
 from foresay.spec.tree import MAX_NODES, DraftTree, TreeShape, merge
@@ -28,17 +28,16 @@ MODEL_LEVELS, LOOKED_LEVELS = 12, 24
 OPEN = TreeShape((4, 4, 3, 3, 3, 2, 2, 2, 2, 2, 2, 2))
 #: A model that was not the best for so many steps rests.
 RESTING = 100
-#: Priors: the expected tree, the chance of its first level, and how many trees they count as, so that bad luck in the
-#: first ones does not make a model rest; and the weight of a new tree later.
-GUESS, _FIRST, _TREES, _MOVED = ExpectedTree(1.0, 4.0, 2.0), 0.55, 4, 0.02
-#: As how many accepted nodes of trees it counts that these bring what their chances add up to, and how much of what
-#: trees showed is forgotten with each chain: else one that lost to chains would never be tried again.
-_AS_CLAIMED, _FADED = 32.0, 0.01
-#: How much of a step's weight in a text's pace remains after one more step: the last ten count most, or one lucky step
-#: would set it; and how many steps it begins with.
-_PACE_KEPT, _BEGUN = 0.9, 4.0
-#: As how many outcomes a model's claims count over many texts, for which it is calibrated.
-_CALIBRATED = 48.0
+#: Priors: the expected tree, and the chance of its first level; as how many trees they count, so that bad luck in the
+#: first ones does not make a model rest, and the least weight of a new tree.
+GUESS, _FIRST = ExpectedTree(1.0, 4.0, 2.0), 0.55
+_TREES, _MOVED = 4, 0.02
+#: As how many outcomes a model's claims count over many texts, for which it is calibrated; and as how many accepted
+#: nodes that its trees bring what their chances add up to. With each chain half as much of what trees showed is
+#: forgotten as with a tree: else trees that lost to chains would never be tried again.
+_CALIBRATED, _AS_CLAIMED = 3 * MANY[0], 2 * MANY[0]
+#: How much of a step's weight in a text's pace remains after one more step: the last ten count most.
+_PACE_KEPT = 0.9
 #: The share of a tree's tokens that remains next to found nodes, beside their own: both are mostly right at once.
 _NEXT_TO_HITS = 0.65
 
@@ -67,30 +66,28 @@ class Member:
     _chains: Chains | None = field(init=False, default=None)
     _catches_up: CatchesUp | None = field(init=False, default=None)
     _looks_up: LooksUp | None = field(init=False, default=None)
-    _checks: Checks | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        self.costs, self.salts = DraftCosts(self.cost, MachinePace()), Salts() if self.looks else Salts(_CALIBRATED)
+        self.costs, self.salts = DraftCosts(self.cost, Pace()), Salts() if self.looks else Salts(_CALIBRATED)
         # Checked once: that takes longer than the calls do.
         self._catches_up = self.drafter if isinstance(self.drafter, CatchesUp) else None
         self._looks_up = self.drafter if isinstance(self.drafter, LooksUp) else None
         self._chains = self.drafter if isinstance(self.drafter, Chains) else None
-        self._checks = self.drafter if isinstance(self.drafter, Checks) else None
+
+    @classmethod
+    def looking(cls, drafter: Drafter, levels: int = LOOKED_LEVELS) -> Member:
+        """A lookup: it proposes from the text, or from what the request supplies."""
+        return cls(drafter, True, levels)
+
+    @classmethod
+    def model(cls, drafter: Drafter, cost: DraftCost, levels: int = MODEL_LEVELS) -> Member:
+        """A drafter that computes."""
+        return cls(drafter, False, levels, cost)
 
     @property
     def name(self) -> str:
         """Its name in settings, requests and traces."""
         return self.drafter.name
-
-    @property
-    def checks(self) -> bool:
-        """Whether it can continue from what others found."""
-        return self._checks is not None and self._checks.checks
-
-    def check(self, sequence: SequenceState, found: DraftTree) -> None:
-        """Let its next draft start from what was found."""
-        assert self._checks is not None, "see checks"
-        self._checks.check(sequence, found)
 
     @property
     def resting(self) -> bool:
@@ -125,18 +122,16 @@ class Member:
 
         Which of its nodes are accepted is mostly luck, while the sum of their chances says nearly the same with less.
         """
-        known, first = len(tree.chances) == len(tree), self.first
-        if known:
+        first, brings, grows = self.first, float(accepted), self.grows(part)
+        if known := len(tree.chances) == len(tree):
             first, brings = _below_root(tree), sum(tree.chances[1:])
-            expected = brings * claims.chance(first) / first if first else 0.0
-            kept, right, claimed = (_MOVED, accepted, expected) if self.grows(part) else (_FADED, 0.0, 0.0)
-            self.came += right - kept * (self.came - _AS_CLAIMED)
-            self.claimed += claimed - kept * (self.claimed - _AS_CLAIMED)
+            expected, forgotten = brings * claims.chance(first) / (first or 1.0), _MOVED if grows else _MOVED / 2
+            self.came += grows * accepted - forgotten * (self.came - _AS_CLAIMED)
+            self.claimed += grows * expected - forgotten * (self.claimed - _AS_CLAIMED)
         claims.saw(first, accepted > 0)
-        if self.grows(part):
+        if grows:
             self._trees += 1
-            step = max(_MOVED, 1.0 / self._trees)
-            new = sum(tree.chances[1:]) if known else accepted, len(tree) - 1, part.levels
+            step, new = max(_MOVED, 1.0 / self._trees), (brings, len(tree) - 1, part.levels)
             self.brings = ExpectedTree(*(old + step * (n - old) for old, n in zip(self.brings, new, strict=True)))
             self.first += step * ((first if known else accepted > 0) - self.first)
 
@@ -146,16 +141,6 @@ class Member:
         if self._looks_up is not None:
             return self._looks_up.find(sequences, shapes)
         return [tree if len(tree) > 1 else None for tree in self.drafter.propose(sequences, shapes)]
-
-    @classmethod
-    def looking(cls, drafter: Drafter, levels: int = LOOKED_LEVELS) -> Member:
-        """A lookup: it proposes from the text, or from what the request supplies."""
-        return cls(drafter, True, levels)
-
-    @classmethod
-    def model(cls, drafter: Drafter, cost: DraftCost, levels: int = MODEL_LEVELS) -> Member:
-        """A drafter that computes."""
-        return cls(drafter, False, levels, cost)
 
 
 class Found(NamedTuple):
@@ -171,8 +156,7 @@ class Found(NamedTuple):
         """Merge proposals."""
         likely = []
         for claims, chain in proposed:
-            chances = [chance for chance in claims.chances(claimed(chain)) if chance >= LEAST]
-            if chances:
+            if chances := claims.chances(claimed(chain)):
                 likely.append(chain.beginning(1 + len(chances), (1.0, *chances)))
         tree = likely[0] if len(likely) == 1 else merge(likely, MAX_NODES) if likely else None
         return cls(proposed, tree, tuple(chain.drafter for chain in likely))
@@ -191,8 +175,7 @@ class Found(NamedTuple):
         """A tree of so many of the likeliest nodes."""
         assert self.tree is not None, "nothing was found"
         if self.tree.is_chain:
-            chances, sources = self.tree.chances[: nodes + 1], self.tree.sources[: nodes + 1]
-            return self.tree.beginning(nodes + 1, chances, sources)
+            return self.tree.beginning(nodes + 1, self.tree.chances[: nodes + 1], self.tree.sources[: nodes + 1])
         return merge([self.tree], nodes + 1)
 
     def learn(self, emitted: Sequence[int]) -> None:
@@ -209,56 +192,49 @@ NOTHING = Found()
 
 
 @dataclass(slots=True, eq=False)
-class SequenceStats:
-    """One text. members: its possible drafters, by name; claims: of each. found: what was looked up last; length: of
-    the text then, until it is learnt from. came, spent: tokens and seconds of the last steps."""
+class TextStats:
+    """members: its possible drafters, by name; claims: of each. found: what was looked up last; length: of the text
+    then, until it is learnt from. came, spent: tokens and seconds of the last steps."""
 
     members: Mapping[str, Member]
     claims: Mapping[str, Claims]
     found: Found = NOTHING
     length: int = -1
-    came: float = 0.0
+    came: float = TEXT[0]
     spent: float = 0.0
 
     @classmethod
-    def begun(cls, sequence: SequenceState, members: Iterable[Member]) -> SequenceStats:
-        """For a new text. The request's own prediction may always draft, whatever its draft method."""
+    def begun(cls, sequence: SequenceState, members: Iterable[Member]) -> TextStats:
+        """The request's own prediction may always draft, whatever its draft method."""
         allowed = {
             member.name: member
             for member in members
             if (sequence.prediction if member.name == PREDICTION else sequence.draft_method in ("", member.name))
         }
-        return cls(
-            allowed,
-            {name: member.salts.claims(sequence.salt, sequence.sampling.kind) for name, member in allowed.items()},
-        )
+        kind = sequence.sampling.kind
+        return cls(allowed, {name: one.salts.claims(sequence.salt, kind) for name, one in allowed.items()})
 
     def pace(self, plain: float) -> float:
         """Recent tokens a second; at least one per step that takes ``plain``, as without drafts. It also starts there,
         so that one lucky step sets no pace."""
-        if not self.spent:
-            self.came, self.spent = _BEGUN, _BEGUN * plain
+        self.spent = self.spent or self.came * plain
         return max(self.came / self.spent, 1.0 / plain)
 
-    def estimate(self, sequence: SequenceState) -> Estimate:
-        """What models could draft for it."""
-        models = [(name, self.claims[name], of) for name, of in self.members.items() if not of.looks]
-        trees = {name: of.tree(sequence, claims) for name, claims, of in models}
-        return Estimate(trees, {name: of.chain(sequence, claims) for name, claims, of in models})
+    def expected(self, sequence: SequenceState) -> dict[str, tuple[ExpectedTree, Chances]]:
+        """The tree and the chain that each model may draft for it."""
+        models = [(name, of, self.claims[name]) for name, of in self.members.items() if not of.looks]
+        return {name: (of.tree(sequence, claims), of.chain(sequence, claims)) for name, of, claims in models}
 
     def learn(self, result: VerifyResult, seconds: float) -> None:
-        """Learn from all that was proposed, verified or not. seconds: that the step was to take."""
-        emitted, tree = result.emitted, result.tree
+        """Learn from all that was proposed, verified or not. seconds: that the step was to take; 0 if unknown."""
+        emitted, tree, shares = result.emitted, result.tree, result.scheduled.plan.shares
         assert tree is not None, "a text that goes on has a tree"
-        if seconds:  # else it may draft no more
+        if seconds:
             self.came = _PACE_KEPT * self.came + len(emitted)
             self.spent = _PACE_KEPT * self.spent + seconds
-        if self.length == len(result.scheduled.sequence.tokens) - len(
-            emitted
-        ):  # else it was looked up for another step
+        if self.length == len(result.scheduled.sequence.tokens) - len(emitted):  # else looked up for another step
             self.found.learn(emitted)
         self.length = -1
-        shares = result.scheduled.plan.shares
         if not result.forced and not any(share.tree is not None for share in shares):
             for share in shares if len(tree) == 1 else ():  # asked, and nothing came: as good as a wrong draft
                 self.claims[share.drafter].saw(1.0, came=False)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
 
-from foresay.spec.budget.weigh import CandidatePlan
+from foresay.spec.budget.weigh import DraftOption
 from foresay.spec.names import NONE, together
-from foresay.spec.trace import NOT_PAYING, Weighed
+from foresay.spec.trace import NOT_PAYING
 from foresay.spec.tree import MAX_NODES, ROOT_ONLY, DraftTree, TreeShape
 
 #: The weight of one step among the last ones, and by how much a new leader must be ahead.
@@ -19,13 +19,11 @@ _STEP, _AHEAD = 1 / 64, 0.2
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one drafter drafts. tree: what it proposed already, where looking up is free. first: what others found,
-    which it checks and continues from."""
+    """What one drafter drafts. tree: what it proposed already, where looking up is free."""
 
     drafter: str
     shape: TreeShape
     tree: DraftTree | None = None
-    first: DraftTree | None = None
 
 
 @dataclass(frozen=True)
@@ -33,33 +31,29 @@ class Why:
     """Why a step drafts what it does, for all its sequences. ways: the choice first, then the alternatives. looked: the
     lookups that found nodes. probe: it is explored, not the best."""
 
-    ways: tuple[CandidatePlan, ...]
+    ways: tuple[DraftOption, ...]
     looked: tuple[str, ...]
     probe: bool = False
-
-    @property
-    def weighed(self) -> list[Weighed]:
-        """The alternatives in numbers, to display."""
-        return [Weighed(self._name(way), way.nodes, way.tokens, 1000 * way.seconds) for way in self.ways]
 
     @cached_property
     def choice(self) -> str:
         """The drafters in use, such as ``suffix+draft_model``; ``none`` without any."""
         return self._name(self.ways[0])
 
-    def _name(self, way: CandidatePlan) -> str:
-        model, found = way.kind
-        if any(way.first):
-            return f"{together(self.looked)} > {model}"
-        return together((*self.looked, model) if found else (model,)) or NONE
+    def _name(self, way: DraftOption) -> str:
+        return together((*self.looked * any(way.found), *filter(None, [way.model]))) or NONE
+
+    def _figures(self, way: DraftOption) -> str:
+        name = self._name(way)
+        what = "without drafts" if name == NONE else f"with {way.nodes} drafted by {name}"
+        return f"{way.tokens:.2f} tokens in {1000 * way.seconds:.2f} ms {what}"
 
     def __str__(self) -> str:
-        chosen, *others = self.weighed
-        if chosen.drafter == NONE and not others:
+        chosen, *others = map(self._figures, self.ways)
+        if self.choice == NONE and not others:
             return "Nothing is drafted now, since no drafter has anything to propose"
-        verdict = NOT_PAYING if chosen.drafter == NONE else f"Drafting with {chosen.drafter} now"
-        against = f", against {' or '.join(map(str, others))}" if others else ""
-        return f"{verdict}: {chosen}{against}"
+        verdict = NOT_PAYING if self.choice == NONE else f"Drafting with {self.choice} now"
+        return f"{verdict}: {chosen}{', against ' if others else ''}{' or '.join(others)}"
 
 
 class Leader:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 #: How far one time moves the average of what it takes, a shorter one (the first is slow), and of what it brings.
 _MOVED, _SHORTER = 1 / 16, 1 / 4
-#: By how much the wait for the next time grows, and the first of them; how much more of the time it may take at the
-#: beginning of a text.
-_GROWN, _FIRST, _SOONER = 2.0, 0.5, 10.0
+#: How much more of the time it may take at the beginning of a text.
+_SOONER = 10.0
 
 
 class Turns:
@@ -33,7 +32,7 @@ class Turns:
         self.part = self.part or part
         self.part += (_MOVED if part > self.part else _SHORTER) * (part - self.part)
         self._brings += _MOVED * (brought - self._brings)
-        self._left = self._wait = min(_GROWN * self._wait + _FIRST, self.part / self._share)
+        self._left = self._wait = min(2.0 * self._wait + 0.5, self.part / self._share)
 
     def begin(self) -> None:
         """Do it soon, and soon again."""

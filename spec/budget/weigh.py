@@ -8,7 +8,7 @@ should be short, rather than buy at a high price what the next one brings for no
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, zip_longest
 from operator import attrgetter
 from typing import NamedTuple
@@ -30,20 +30,15 @@ class ExpectedTree(NamedTuple):
 
 
 NO_TREE = ExpectedTree()
+#: Of a sequence what each model may draft: a tree, and of a chain each node's chance.
+Expected = Mapping[str, tuple[ExpectedTree, Chances]]
 
 
-class Estimate(NamedTuple):
-    """What could be drafted for one sequence: the tree and the chain of each model, of a chain each node's chance."""
-
-    trees: Mapping[str, ExpectedTree] = {}
-    chains: Mapping[str, Chances] = {}
-
-
-class CandidatePlan(NamedTuple):
+class DraftOption(NamedTuple):
     """One option of what to draft. model: "" for found nodes only. found: how many found nodes for each sequence;
     trees: the model's expected ones. tokens, seconds, nodes: of the step. worth: tokens beyond those that the same time
     brings at the pace. chain: whether the model drafts chains without checks between levels, rather than trees that
-    grow. first: how many found nodes of each sequence the model checks first and continues from, or empty."""
+    grow."""
 
     model: str
     found: tuple[int, ...]
@@ -53,7 +48,6 @@ class CandidatePlan(NamedTuple):
     nodes: int
     worth: float
     chain: bool = False
-    first: tuple[int, ...] = ()
 
     @property
     def kind(self) -> tuple[str, bool]:
@@ -63,48 +57,34 @@ class CandidatePlan(NamedTuple):
 
 class StepCosts(NamedTuple):
     """seconds: of a step by its rows; their number limits a plan's rows. drafts: of each model. pace: tokens a second,
-    the worth of time. checks: the models that check found nodes and continue from them."""
+    the worth of time."""
 
-    seconds: Sequence[float]
-    drafts: Mapping[str, DraftCost]
-    pace: float
-    checks: Collection[str] = ()
+    seconds: Sequence[float] = ()
+    drafts: Mapping[str, DraftCost] = {}
+    pace: float = 0.0
 
     def way(
-        self,
-        found: Sequence[Chances],
-        model: str = "",
-        trees: Sequence[ExpectedTree] = (),
-        chain: bool = False,
-        first: Sequence[Chances] = (),
-    ) -> CandidatePlan:
-        """A plan of this size. found, first: of each sequence the found nodes that are verified, or checked."""
-        drafted = sum([tree.nodes for tree in trees])
+        self, found: Sequence[Chances], model: str = "", trees: Sequence[ExpectedTree] = (), chain: bool = False
+    ) -> DraftOption:
+        """A plan of this size. found: of each sequence the found nodes that are verified."""
+        drafted, levels = sum([tree.nodes for tree in trees]), max([tree.levels for tree in trees], default=0.0)
         nodes = min(sum(map(len, found)) + round(drafted), len(self.seconds) - 1 - len(found))
         spent = self.seconds[len(found) + nodes]
         if model:
-            spent += self._drafting(model, max([tree.levels for tree in trees]), drafted, not chain, first)
+            spent += self.drafts[model].seconds(max(1.0, levels), max(0.0, drafted - levels), not chain)
         tokens = len(found) + sum(map(sum, found)) + sum([tree.tokens for tree in trees])
-        counts, checked = tuple(map(len, found)), tuple(map(len, first))
-        return CandidatePlan(
-            model, counts, tuple(trees), tokens, spent, nodes, tokens - self.pace * spent, chain, checked
-        )
+        counts = tuple(map(len, found))
+        return DraftOption(model, counts, tuple(trees), tokens, spent, nodes, tokens - self.pace * spent, chain)
 
-    def _drafting(self, model: str, levels: float, nodes: float, grown: bool, first: Sequence[Chances] = ()) -> float:
-        """Seconds of a draft. Each correct one of the found nodes that are checked saves a pass: as many as in the
-        sequence with the fewest."""
-        passes = max(1.0, levels - min(map(sum, first), default=0.0))
-        return self.drafts[model].seconds(passes, max(0.0, nodes - levels + sum(map(len, first))), grown)
-
-    def price(self, way: CandidatePlan, index: int, pace: float, nodes: int) -> Price:
+    def price(self, way: DraftOption, index: int, pace: float, nodes: int) -> Price:
         """The price of a sequence's tree in this plan, with up to so many nodes, but no more than its part of all rows:
-        one pass drafts a level for all sequences."""
+        one pass drafts a level for all sequences. pace: tokens a second."""
         tree, nodes = way.trees[index], min(nodes, len(self.seconds) // len(way.found))
-        levels, rows = max(1, round(tree.levels)), len(way.found) + way.nodes - round(tree.nodes)
-        cost = self.drafts[way.model]
+        cost, first = self.drafts[way.model], max(1, len(way.found) + way.nodes - round(tree.nodes))
         level = (cost.level + cost.deciding) / sum([each.levels > 0 for each in way.trees])
-        first = min(max(1, rows), len(self.seconds) - 1)
-        return Price.of(pace, level, self.seconds[first : first + nodes], levels, round(tree.nodes))
+        rows = self.seconds[min(first, len(self.seconds) - 1) :][:nodes]
+        prices = [pace * (spent - rows[0]) for spent in rows]
+        return Price(pace * level, prices, max(1, round(tree.levels)), round(tree.nodes))
 
     def kept(self, found: Sequence[Chances]) -> list[Chances]:
         """The likeliest of all found nodes that are worth their rows. found: of each sequence, likeliest first."""
@@ -114,14 +94,12 @@ class StepCosts(NamedTuple):
         taken = Counter(index for _, index in every[: worth([chance for chance, _ in every], prices)])
         return [chances[: taken[index]] for index, chances in enumerate(found)]
 
-    def tree(
-        self, model: str, estimates: Sequence[Estimate], found: Sequence[Chances], remaining: Chances = ()
-    ) -> CandidatePlan:
-        """Its trees as usual or smaller, next to what was found. remaining: the share of a tree's tokens that remains
-        next to found nodes."""
-        ways, usual = [], [one.trees.get(model, NO_TREE) for one in estimates]
-        shares = [left if hits else 1.0 for left, hits in zip(remaining or [1.0] * len(usual), found, strict=True)]
-        for nodes, tokens in _SIZES[: 3 if len(usual) > 1 or any(found) else 1]:
+    def tree(self, model: str, texts: Sequence[Expected], found: Sequence[Chances], left: Chances) -> DraftOption:
+        """Its trees as usual, or smaller next to others and to what was found. left: the share of
+        a tree's tokens that remains next to found nodes."""
+        usual, ways = [one.get(model, (NO_TREE,))[0] for one in texts], []
+        shares = [share if hits else 1.0 for share, hits in zip(left, found, strict=True)]
+        for nodes, tokens in _SIZES[: 3 if len(texts) > 1 or any(found) else 1]:
             trees = [
                 ExpectedTree(share * tokens * t.tokens, nodes * t.nodes, max(nodes * t.levels, min(1.0, t.levels)))
                 for t, share in zip(usual, shares, strict=True)
@@ -129,43 +107,32 @@ class StepCosts(NamedTuple):
             ways.append(self.way(found, model, trees))
         return max(ways, key=attrgetter("worth"))
 
-    def chain(self, model: str, chains: Sequence[Chances], first: Sequence[Chances] = ()) -> CandidatePlan:
-        """Its chains of the length that is worth most, the same for all: a level is drafted for all at once. first:
-        found nodes that it checks."""
-        rows = len(chains)
+    def chain(self, model: str, texts: Sequence[Expected]) -> Iterator[DraftOption]:
+        """Its chains of the length that is worth most, the same for all: a level is drafted for all at once."""
+        chains, rows = [one.get(model, (NO_TREE, ()))[1] for one in texts], len(texts)
         levels = [[chance for chance in level if chance is not None] for level in zip_longest(*chains)]
+        if not levels:
+            return
         nodes = [count for count in accumulate(map(len, levels)) if rows + count < len(self.seconds)] or [rows]
+        cost = self.drafts[model]
         worths = [
-            tokens
-            - self.pace * self.seconds[rows + count]
-            - self.pace * self._drafting(model, deep, count, False, [found[: deep - 1] for found in first])
+            tokens - self.pace * (self.seconds[rows + count] + cost.seconds(deep, max(0, count - deep), False))
             for deep, (count, tokens) in enumerate(zip(nodes, accumulate(map(sum, levels)), strict=False), start=1)
         ]
         length = 1 + worths.index(max(worths))
         trees = [ExpectedTree(sum(chain[:length]), *[min(length, len(chain))] * 2) for chain in chains]
-        return self.way([()] * rows, model, trees, True, [found[: length - 1] for found in first])
+        yield self.way([()] * rows, model, trees, True)
 
-    def alone(self, estimates: Sequence[Estimate]) -> list[CandidatePlan]:
-        """The plans without anything found: none, and each model's trees and chains."""
-        nothing: Sequence[Chances] = [()] * len(estimates)
-        ways = [self.way(nothing)]
+    def ways(
+        self, texts: Sequence[Expected], found: Sequence[Chances] = (), left: Chances = ()
+    ) -> Iterator[DraftOption]:
+        """The plans without anything found: none, and each model's tree and chain; or those with what was found: alone,
+        and next to each model's tree."""
+        hits = self.kept(found) if found else [()] * len(texts)
+        if found and not any(hits):
+            return
+        yield self.way(hits)
         for model in self.drafts:
-            if any(model in estimate.trees for estimate in estimates):
-                ways.append(self.tree(model, estimates, nothing))
-                if any(chains := [estimate.chains.get(model, ()) for estimate in estimates]):
-                    ways.append(self.chain(model, chains))
-        return ways
-
-    def beside(
-        self, estimates: Sequence[Estimate], found: Sequence[Chances], remaining: Chances
-    ) -> list[CandidatePlan]:
-        """The plans with what was found: alone, next to each model's trees, and checked by its chains."""
-        kept = self.kept(found)
-        ways = [self.way(kept)] if any(kept) else []
-        for model in self.drafts:
-            if any(kept) and any(model in estimate.trees for estimate in estimates):
-                ways.append(self.tree(model, estimates, kept, remaining))
-            chains = [estimate.chains.get(model, ()) for estimate in estimates]
-            if model in self.checks and any(chains):
-                ways.append(self.chain(model, chains, found))
-        return ways
+            if any(model in one for one in texts):
+                yield self.tree(model, texts, hits, left or [1.0] * len(texts))
+                yield from () if found else self.chain(model, texts)

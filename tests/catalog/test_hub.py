@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from foresay.server.catalog.hub import PATTERNS, cached, gguf_files, resolve
+from foresay.server.catalog.hub import PATTERNS, cached, resolve
 from foresay.verifier.heads.layouts import PATTERNS as HEAD_PATTERNS
 from foresay.verifier.model.errors import NoSuchModel
 from tests.verifier.faked_hub import COMMIT, Hub, snapshot
@@ -84,7 +84,6 @@ def test_of_several_files_one_is_chosen(hub, unpacked, monkeypatch):
     monkeypatch.setattr(Hub, "FILES", {name: name.encode() for name in (*QUANTISED, *SPLIT)})
     assert cached("owner/model-GGUF") is None
     assert resolve("owner/model-GGUF").name == "m-Q4_K_M.gguf"
-    assert gguf_files("owner/model-GGUF") == [SPLIT[0], "m-Q4_K_M.gguf", "m-Q4_K_S.gguf"]
     monkeypatch.setattr(Hub, "FILES", dict.fromkeys(("m-Q4_K_S.gguf", *SPLIT), b""))
     refused("owner/other-GGUF", f"has several GGUF files ({SPLIT[0]}, m-Q4_K_S.gguf): name one after a colon")
     monkeypatch.setattr(Hub, "FILES", dict.fromkeys(("a-Q4_K_M.gguf", "b-Q4_K_M.gguf", "b-Q8_0.gguf"), b""))
@@ -100,7 +99,6 @@ def test_the_file_that_is_here_is_taken_with_and_without_a_network(hub, unpacked
     there = resolve("owner/model-GGUF:Q4_K_S")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", not online)
     assert resolve("owner/model-GGUF") == there == cached("owner/model-GGUF")
-    assert gguf_files("owner/model-GGUF") == (sorted(QUANTISED)[:2] if online else [])
 
 
 def test_a_file_of_llama_cpp_is_fetched_with_all_its_parts(hub, unpacked, monkeypatch):

@@ -143,6 +143,14 @@ def knows(tokens: int) -> Break:
     return broken
 
 
+def tie(directory: Path) -> None:
+    """An output head that config.json ties to the embedding, stored separately, and equal."""
+    tensors = load_file(directory / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    change_config(directory, tie_word_embeddings=True)
+
+
 SOUND = {
     "none": Case("none"),
     "ngram": Case("ngram"),
@@ -160,43 +168,15 @@ SOUND = {
     "eagle3_named": Case("eagle3:speculators"),
     "eagle_named": Case("eagle:eagle1"),
     **{layout: Case(layout, changes={"draft_tokens": 3}) for layout in ("authors", "specforge", "safeailab")},
+    "twin": Case("twin"),
+    "speechless": Case("speechless"),
+    "small_vocabulary": Case("draft", broken=knows(144)),
+    "short_draft": Case("short"),
+    "short_head": Case("safeailab", broken=says(max_position_embeddings=100)),
+    "few_heads": Case("authors", changes={"draft_tree": "4,3,2,1,1"}),
+    "float16": Case("none", changes={"dtype": "float16"}),
+    "tied": Case("none", target_broken=tie),
 }
-
-DOUBTFUL = {
-    "twin": Case("twin", ("the draft model has 100% as many weights",)),
-    "speechless": Case("speechless", ("has no tokenizer.json, so it is unknown",)),
-    "small_vocabulary": Case("draft", ("with 144 of the target's 290 tokens, 77% of a text",), broken=knows(144)),
-    "short_draft": Case("short", ("made for texts of up to 128 tokens and the server takes 256",)),
-    "short_head": Case("safeailab", ("made for texts of up to 100 tokens",), broken=says(max_position_embeddings=100)),
-    "few_heads": Case("authors", ("5 levels are asked for, but 3 heads reach 3 deep",), {"draft_tree": "4,3,2,1,1"}),
-    "head_of_another": Case(
-        "authors",
-        ("says that it was made for someone/target-7b",),
-        {"draft_tokens": 3},
-        says(base_model_name_or_path="someone/target-7b"),
-    ),
-    "speculators_of_another": Case(
-        "speculators",
-        ("made for meta/llama, which is not what",),
-        broken=says(speculators_config={"verifier": {"name_or_path": "meta/llama"}}),
-    ),
-    "head_with_tokenizer": Case(
-        "safeailab",
-        ("a tokenizer of 280 tokens lies beside the head",),
-        broken=lambda directory: write_tokenizer(directory, 280),
-    ),
-    "float16": Case("none", ("numbers beyond 65504 would not fit",), {"dtype": "float16"}),
-    "tied": Case("none", ("lm_head.weight is stored although",), target_broken=lambda directory: tie(directory)),
-}
-
-
-def tie(directory: Path) -> None:
-    """An output head that config.json ties to the embedding, stored separately, and equal."""
-    tensors = load_file(directory / "model.safetensors")
-    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    change_config(directory, tie_word_embeddings=True)
-
 
 _FILE = "model.safetensors"
 FP8 = {"quant_method": "fp8", "weight_block_size": [32, 32]}
@@ -250,10 +230,4 @@ FAULTY = {
     ),
     "large_cache": Case("draft", ("but this machine has",), {"kv_tokens": 10**12}),
     "large_cache_of_a_head": Case("safeailab", ("but this machine has",), {"kv_tokens": 10**12}),
-    "several": Case(
-        "draft",
-        ("not a complete safetensors file", "knows only 10", "at most 63", "--max-model-len 4096"),
-        {"draft_tree": "40,40", "max_model_len": 4096, "kv_tokens": 8192},
-        broken=lambda directory: (cut(_FILE)(directory), knows(10)(directory)),
-    ),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foresay.server.engine.drafters.draft_model import DraftModel
+from foresay.server.engine.drafters.models import DraftModel
 from foresay.verifier.model.config import ModelConfig
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 
@@ -73,33 +72,6 @@ async def test_the_playground_fills_the_charts_and_all_numbers_agree(url, tmp_pa
         await expect(page.locator("#pair")).to_contain_text("bundled")
         await visit.keep_picture("light", tmp_path)
         assert visit.complaints == []
-
-
-async def test_a_request_is_shown_with_its_steps_and_its_coloured_text(url, tmp_path):
-    async with dashboard(url) as visit:
-        page = visit.page
-        await visit.run(max_output_tokens=40, temperature=0.8, seed=4)
-        output = await visit.tokens(page.locator(".answer"))
-        row = page.locator("#requests tr[data-id]").first
-        (count, _, _) = await visit.counts(page.locator(".answer"))
-        await expect(row.locator("td").nth(3)).to_have_text(str(count))
-        await row.locator("button").press("Enter")
-        detail = page.locator("#request-detail")
-        await detail.locator(".coloured span").first.wait_for()
-        assert await visit.tokens(detail) == output
-        await detail.locator(".strip .step").first.wait_for()
-        steps = await detail.locator(".strip .step").count()
-        await visit.show("playground")
-        await page.click("text=Show tokens")
-        await expect(page.locator(".answer .strip .step")).to_have_count(steps)
-        await visit.show("dashboard")
-        await detail.locator(".coloured").press("ArrowRight")
-        first = re.escape(json.dumps(output[0][0], ensure_ascii=False))
-        await expect(detail.locator(".readout").last).to_have_text(re.compile(f"^{first}:"))
-        await visit.keep_picture("request", tmp_path)
-        await page.keyboard.press("Escape")
-        await row.locator("button").click()
-        await expect(detail).to_be_empty()
 
 
 async def test_light_and_dark_and_what_was_chosen_stays(url):

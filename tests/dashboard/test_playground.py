@@ -49,7 +49,6 @@ async def test_a_conversation_goes_on_until_a_new_one_is_begun(tokenizer: Tokeni
         await visit.run(max_output_tokens=12, seed=1)
         first = "".join(text for text, _ in await visit.tokens(page.locator(".answer")))
         await visit.run(prompt="And then?", max_output_tokens=8)
-        await expect(page.locator("#requests .words").first).to_have_text("And then?")
         users = page.locator(".turn .user")
         await expect(users).to_have_text([STORY, "And then?"])
         assert frames[1]["input"] == [

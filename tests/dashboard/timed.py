@@ -147,7 +147,7 @@ class Knowing:
 def engine(script: Script, clock: Clock, drafts: bool = True) -> EngineCore:
     """Of pages of one token, so that a prompt of one leaves nothing to read."""
     pool = PagePool(16 * ROOM, 1)
-    cost = CostModel([1, 1 + DRAFTED, 2 + DRAFTED], [script.plain, script.verifying, script.verifying], clock=clock)
+    cost = CostModel([1, 1 + DRAFTED, 2 + DRAFTED], [script.plain, script.verifying, script.verifying])
     cost.begun(script.plain)
     shape = TreeShape.chain(DRAFTED if drafts else 0)
     scheduler = Scheduler(pool, None, shape, cost, 1)
@@ -197,8 +197,6 @@ class Stepping:
 
     def finish(self, id: str, at_token: int) -> None:
         self._engine.finish(id, at_token)
-
-    def keep_warm(self, tokens: list[int], salt: str) -> None: ...
 
 
 def building(script: Script, clock: Clock) -> Callable[..., EngineCore]:

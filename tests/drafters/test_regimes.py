@@ -115,10 +115,9 @@ class Noted(Budget):
     def plan(self, sequences: Sequence[SequenceState]) -> list[Plan]:
         plans = super().plan(sequences)
         if self.why is not None:
-            ms = self.why.weighed[0].ms
             way = self.why.ways[0]
             most = "model" if way.nodes > 2 * sum(way.found) else "lookup" if any(way.found) else "nobody"
-            self.steps.append(Step(len(sequences[0].tokens), self.choice, self.why.probe, ms, most))
+            self.steps.append(Step(len(sequences[0].tokens), self.choice, self.why.probe, 1000 * way.seconds, most))
         return plans
 
 

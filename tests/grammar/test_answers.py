@@ -13,7 +13,7 @@ import pytest
 
 from foresay.server.schemas.chat import ChatRequest
 from foresay.server.text.conversation import offered
-from foresay.server.text.grammars.answers import Beginning, chat_grammar
+from foresay.server.text.grammars.answers import chat_grammar
 from foresay.server.text.parsers.chat_format import ChatFormat
 from foresay.server.text.tokenizer import Tokenizer
 from foresay.spec.errors import InvalidRequest
@@ -34,8 +34,9 @@ def tokenizer() -> Tokenizer:
 async def grammar(
     chat_format: ChatFormat, prompt: str = "Hi", opened: bool = False, continues: bool = False, **fields: Any
 ) -> Grammar | None:
-    request = msgspec.convert({"messages": [{"role": "user", "content": "x"}], **fields}, ChatRequest)
-    return await chat_grammar(request, offered(request), chat_format, tokenizer(), Beginning(prompt, opened, continues))
+    given = {"messages": [{"role": "user", "content": "x"}], "continue_final_message": continues, **fields}
+    request = msgspec.convert(given, ChatRequest)
+    return await chat_grammar(request, offered(request), chat_format, tokenizer(), prompt, opened)
 
 
 async def test_any_answer_without_a_format():

@@ -1,6 +1,6 @@
 """Triton's language on a processor: what its words do, and what is refused while a kernel is written.
 
-That whole kernels of ours do the same there as on a GPU is in ``test_cpu_accept``, ``test_row_ops`` and ``on_device``.
+That whole kernels of ours do the same there as on a GPU is in ``test_cpu_trees``, ``test_row_ops`` and ``on_device``.
 """
 
 from __future__ import annotations

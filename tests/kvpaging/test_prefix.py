@@ -73,19 +73,3 @@ def test_equal_digests_of_different_texts_are_no_hit(monkeypatch: pytest.MonkeyP
     assert case.match([8, 9, 3, 4, 5, 6, 0]) == []
     assert case.match([1, 2, 3, 4, 5, 6, 0]) == table.pages
     case.pool.check([table, other], at_rest=True)
-
-
-def test_what_is_kept_warm_makes_room_last() -> None:
-    case = Case(num_pages=9)
-    first, second = [1, 2, 3, 4, 5], [6, 7, 8, 9, 10]
-    for tokens in (first, second):
-        case.write(tokens).release()
-    counted = (case.index.queries, case.index.hits)
-    assert case.index.keep_warm(first) == 4
-    assert case.index.keep_warm(first, salt="another") == 0
-    assert (case.index.queries, case.index.hits) == counted
-    case.tables.clear()
-    case.pool.check([])
-    case.index.pool.evict(2)
-    assert case.match(second) == []
-    assert len(case.match(first)) == 2

@@ -79,13 +79,3 @@ def test_a_page_that_has_its_window_page_takes_the_place_of_one_that_lost_it() -
         case.finish(other)
     case.finish(case.write(text(0, 8)))
     assert case.found(text(0, 9)) == 8
-
-
-def test_a_text_kept_warm_is_the_last_to_lose_its_end() -> None:
-    case = Case(windows=8)
-    case.finish(case.write(text(0, 8)))
-    case.finish(case.write(text(100, 8)))
-    assert case.index.keep_warm(text(0, 8)) == 6
-    for first in (200, 300):
-        case.write(text(first, 8))
-    assert (case.found(text(0, 8)), case.found(text(100, 9))) == (6, 0)

@@ -88,9 +88,10 @@ async def test_no_stream_moves_into_another_model_whether_it_is_loaded_or_not(to
         monkeypatch.setattr(server.models, "reload", reload)
         entry.state = state
         for changes in ({"target": str(BUNDLED / "target")}, {"max_seqs": 2}):
-            await _changed(server.models, entry, changes, lambda *_: None)
-        with pytest.raises(InvalidRequest, match="can only grow"):
-            await _changed(server.models, entry, {"max_model_len": 2}, lambda *_: None)
+            await _changed(server.models, entry, changes)
+        for less in ("max_model_len", "kv_tokens"):
+            with pytest.raises(InvalidRequest, match=f"^{less} .2. is too small: running requests may need"):
+                await _changed(server.models, entry, {less: 2})
         entry.state = "in"
     assert [call.args[2] for call in reload.call_args_list] == [False, True]
 

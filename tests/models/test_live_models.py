@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from tests.server.patched import PACED, existing, patched_path
 pytestmark = pytest.mark.slow
 TOY, TINY = NAMES
 ASK: dict[str, Any] = {"prompt": "ab", "max_tokens": 8, "extra_body": {"ignore_eos": True}}
-LONG: dict[str, Any] = {"prompt": "ab", "max_tokens": 900, "extra_body": {"ignore_eos": True}, "stream": True}
 #: What a sitecustomize makes of the machine: too small for two of the bundled target, large enough for one and more.
 SMALL_MACHINE = """
 import os
@@ -93,40 +91,6 @@ async def test_switches_under_load_lose_nothing_and_hold_no_more_each_time(serve
     assert max(outcome.files[settled + 1 :]) <= outcome.files[settled] + MOST_FILES, outcome
     if switches > 4:  # by then all is there that is loaded once
         assert max(outcome.server_mb[4:]) - outcome.server_mb[3] < 2, outcome
-
-
-async def test_an_engine_killed_while_it_comes_is_started_again_for_those_who_wait(server, folder):
-    url = server.wait_for_url()
-    async with openai_client(url) as client:
-        await client.completions.create(model=TOY, **ASK)
-        [old] = server.engine_processes()
-        with existing(folder / "held"):
-            asking = [asyncio.create_task(client.completions.create(model=TINY, **ASK)) for _ in range(3)]
-            await until_state(url, TINY, "loading")
-            async with asyncio.timeout(120):
-                while not (new := [one for one in server.engine_processes() if one != old]):
-                    await asyncio.sleep(0.01)
-            os.kill(new[0], signal.SIGKILL)
-        for one in asking:
-            assert (await one).usage.completion_tokens == 8
-        assert (await client.completions.create(model=TOY, **ASK)).usage.completion_tokens == 8
-
-
-async def test_an_engine_killed_while_it_leaves_is_replaced_for_its_streams_and_makes_room(server, folder):
-    url = server.wait_for_url()
-    async with openai_client(url) as client:
-        with existing(folder / "slow"):
-            stream = aiter(await client.completions.create(model=TOY, **LONG))
-            await anext(stream)
-            [old] = server.engine_processes()
-            os.kill(old, signal.SIGSTOP)  # or it might have written all before the other model is asked for
-        other = asyncio.create_task(client.completions.create(model=TINY, **ASK))
-        await asyncio.sleep(0.1)
-        os.kill(old, signal.SIGKILL)
-        *_, last = [chunk async for chunk in stream]
-        assert last.choices[0].finish_reason == "length"
-        assert (await other).usage.completion_tokens == 8
-        assert {TOY: "unloaded", TINY: "ok"}.items() <= (await states(url)).items()
 
 
 async def test_a_model_that_cannot_be_loaded_is_an_error_and_the_others_go_on(server):

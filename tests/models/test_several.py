@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from foresay.server.models.models import Models
-from foresay.server.text.choice import Choice, ChoiceOptions
+from foresay.server.text.choice import Choice
 from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
 from tests.models.serving import Serving, serving
@@ -320,7 +320,7 @@ def test_without_sections_there_is_one_model_that_is_there_from_the_start():
 
 def choice(tokenizer, id: str, prompt: list[int], **params: Any) -> Choice:
     request = Request(id=id, prompt=prompt, params=SamplingParams(**params))
-    return Choice(request, tokenizer, ChoiceOptions(), [END])
+    return Choice(request, tokenizer, [END])
 
 
 async def test_a_client_that_does_not_read_holds_no_model(tokenizer):

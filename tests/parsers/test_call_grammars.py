@@ -12,7 +12,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from foresay.server.schemas.chat import Function
-from foresay.server.text.choice import Choice, ChoiceOptions
+from foresay.server.text.choice import Choice
 from foresay.server.text.conversation import Offer
 from foresay.server.text.grammars.answers import strict_grammar, tool_call_grammar
 from foresay.server.text.parsers.chat_format import ChatFormat
@@ -71,7 +71,7 @@ def walked(tokenizer: Tokenizer, grammar: str, seed: int, most: int = 600, liked
 
 def answered(tokenizer: Tokenizer, offer: Offer, *runs: list[int]):
     parser = ChatFormat.of(tokenizer).parser("r", offer, opened=False)
-    choice = Choice(Request(id="r", prompt=[5], params=SamplingParams()), tokenizer, ChoiceOptions(), [END], (), parser)
+    choice = Choice(Request(id="r", prompt=[5], params=SamplingParams()), tokenizer, [END], (), parser)
     stop = END if runs[-1][-1] == END else None
     reason: FinishReason = "length" if stop is None else "stop"
     *first, last = runs

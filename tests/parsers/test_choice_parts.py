@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from foresay.server.schemas.chat import Function
-from foresay.server.text.choice import Choice, ChoiceOptions
+from foresay.server.text.choice import Choice
 from foresay.server.text.conversation import Offer
 from foresay.server.text.parsers.chat_format import ChatFormat
 from foresay.server.text.parts import ReasoningPart, TextPart, ToolCallPart, joined
@@ -39,7 +39,7 @@ def answer(tokenizer, runs, parallel=True, finish="stop", opened=False, **option
     offer = Offer(listed=(FUNCTION,), functions=(FUNCTION,), parallel=parallel)
     parser = ChatFormat.of(tokenizer).parser("r", offer, opened)
     request = Request(id="r", prompt=[5, 6], params=SamplingParams())
-    choice = Choice(request, tokenizer, ChoiceOptions(**options), [END], (), parser)
+    choice = Choice(request, tokenizer, [END], (), parser, **options)
     parts, ids = [], []
     for number, run in enumerate(runs):
         last = number == len(runs) - 1

@@ -13,7 +13,7 @@ from llguidance.hf import from_tokenizer
 
 from foresay.server.catalog.formats import FORMATS, REASONING
 from foresay.server.schemas.chat import Function
-from foresay.server.text.choice import Choice, ChoiceOptions
+from foresay.server.text.choice import Choice
 from foresay.server.text.conversation import Offer, in_turns
 from foresay.server.text.grammars.answers import tool_call_grammar
 from foresay.server.text.parsers.chat_format import ChatFormat
@@ -65,7 +65,7 @@ def test_thoughts_are_on_a_channel(output, parts):
 def answered(tokenizer, offer: Offer, runs: list[list[int]]) -> list[Part]:
     """The parts of an answer that comes in these runs of tokens."""
     parser = ChatFormat.of(tokenizer).parser("r", offer, opened=False)
-    choice = Choice(Request(id="r", prompt=[5], params=SamplingParams()), tokenizer, ChoiceOptions(), [END], (), parser)
+    choice = Choice(Request(id="r", prompt=[5], params=SamplingParams()), tokenizer, [END], (), parser)
     return joined([
         part
         for index, run in enumerate(runs)

@@ -9,7 +9,7 @@ from foresay.server.api.common.route import EVENTS
 from foresay.server.api.openai.chat import ChatAnswer
 from foresay.server.models.service import AnswerOrigin as AnswerOrigin
 from foresay.server.schemas.chat import ChatRequest
-from foresay.server.text.choice import Choice, ChoiceOptions
+from foresay.server.text.choice import Choice
 from foresay.spec.request import Delta, Origin, Request
 from foresay.spec.sampling import SamplingParams
 from tests.server.scripted import END
@@ -23,8 +23,8 @@ SECONDS = {"plan": 1.2e-5, "propose": 1.2e-3, "forward": 9e-3, "draw": 3e-4, "co
 
 def microseconds(tokenizer: Any, tokens: list[int], with_provenance: bool) -> float:
     """Of one delta."""
-    options = ChoiceOptions(provenance=with_provenance)
-    choice = Choice(Request(id="r", prompt=[5], params=SamplingParams()), tokenizer, options, [END])
+    request = Request(id="r", prompt=[5], params=SamplingParams())
+    choice = Choice(request, tokenizer, [END], provenance=with_provenance)
     origin = AnswerOrigin(id="1", model="toy", fingerprint="fs", exact=True)
     answer = ChatAnswer(origin, [choice], ChatRequest(messages=[], stream=True, provenance=with_provenance))
     tree = Origin(1, "draft_model", [-1, 0, 0, 1, 1, 3, 3, 5], 0, [1, 3, 5], SECONDS)

@@ -30,16 +30,7 @@ async def posted(url: str, path: str, ask: Json) -> Json:
 
 @pytest.mark.parametrize(
     "fields",
-    [
-        {},
-        {"temperature": 0},
-        {"stop": [" the", "."]},
-        {"stop": ["e"], "min_tokens": 20},
-        {"n": 3},
-        {"n": 2, "stop": "a", "seed": 8},
-        {"max_tokens": 1},
-        {"speculation": {"off": True}},
-    ],
+    [{"n": 2, "stop": "a", "seed": 8}, {"stop": ["e"], "min_tokens": 20}, {"speculation": {"off": True}}],
 )
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 async def test_whole_answers(url: str, path: str, fields: Json) -> None:

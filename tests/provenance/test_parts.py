@@ -1,4 +1,4 @@
-"""Thoughts and calls: the text of each token is reported as what it became."""
+"""Thoughts and calls: the text of each token is reported as what it became (tests/routes/test_matrix.py: all else)."""
 
 from __future__ import annotations
 
@@ -80,10 +80,35 @@ async def test_the_items_of_a_response(able: Any, seed: int) -> None:
         await socket.send_json({"type": "response.create", "spec_decode_metrics": "detailed"} | ask)
         while not events or events[-1]["type"] != "response.completed":
             events.append(await socket.receive_json(timeout=180))
-    response = events[-1]["response"]
+        response = events[-1]["response"]
+        kept = await (await http.get(f"/v1/responses/{response['id']}")).json()
+    assert kept["provenance"] == response["provenance"]
     thought, message, call = response["output"]
     record = response["provenance"]
     check(record, script, message["content"][0]["text"], response["metrics"])
     assert text_of("reasoning", record) == thought["content"][0]["text"] == "Where is it?"
     assert text_of("arguments", record) == call["arguments"] == '{"at": "the fox"}'
     assert joined([event["provenance"] for event in events if "provenance" in event]) == record
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions", "responses"])
+async def test_nothing_is_reported_unless_requested(able: Any, path: str) -> None:
+    ask: Json = {"prompt": "x", "messages": [{"role": "user", "content": "x"}], "input": "x"}
+    async with served(Drafting(ids_of(SCRIPT, able)), able) as client:
+        for fields in ({}, {"provenance": False}, {"provenance": None}):
+            for stream in (False, True):
+                body = await (await client.post(f"/v1/{path}", json=ask | fields | {"stream": stream})).text()
+                assert "provenance" not in body
+        refused = await client.post(f"/v1/{path}", json=ask | {"provenance": "yes"})
+        assert refused.status == 400 and (await refused.json())["error"]["param"] == "provenance"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_token_that_nobody_wanted_is_discarded(able: Any, stream: bool) -> None:
+    ask: Json = {"prompt": "Once", "echo": True, "max_tokens": 0, "provenance": True, "stream": stream}
+    async with served(Drafting(ids_of(SCRIPT, able)), able) as client:
+        body = await (await client.post("/v1/completions", json=ask)).text()
+    bodies = [json.loads(event[6:]) for event in body.split("\n\n")[:-2]] if stream else [json.loads(body)]
+    record = joined([one["provenance"] for body in bodies for one in body["choices"] if "provenance" in one])
+    assert [step["discarded"] for step in record["steps"]] == [1]
+    assert record["tokens"] == []

@@ -13,7 +13,7 @@ from foresay.server.api.openai.completions import CompletionAnswer
 from foresay.server.engine.generation import Generation
 from foresay.server.models.service import AnswerOrigin
 from foresay.server.schemas.chat import CompletionRequest
-from foresay.server.text.choice import Choice, ChoiceOptions
+from foresay.server.text.choice import Choice
 from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
 from tests.provenance.drafting import Drafting, Json, check, ids_of, joined
@@ -51,9 +51,8 @@ async def test_a_socket_that_is_read_late(tokenizer: Any, seed: int) -> None:
 
 async def late(engine: Drafting, tokenizer: Any, count: int) -> list[Json]:
     """The chunks of a completion whose reader comes when all is over."""
-    options = ChoiceOptions(stop=("fox.",), provenance=True)
     requests = [Request(id=f"r{n}", prompt=[5], params=SamplingParams(max_tokens=400)) for n in range(count)]
-    choices = [Choice(request, tokenizer, options, [END]) for request in requests]
+    choices = [Choice(request, tokenizer, [END], stop=("fox.",), provenance=True) for request in requests]
     shown = CompletionRequest(prompt="", provenance=True, return_token_ids=True, spec_decode_metrics="detailed")
     answer = CompletionAnswer(AnswerOrigin(id="1", model="toy", fingerprint="fs", exact=True), choices, shown)
     async with Generation(engine, requests) as generation:

@@ -193,7 +193,7 @@ async def test_a_rolling_update_to_another_draft_loses_nothing(cluster, expected
     async with asking(cluster) as fleet:
 
         async def update() -> None:
-            await fleet.replace(drafted, lambda phase, share: None)
+            await fleet.replace(drafted)
 
         texts, resumed = await disturbed(fleet, folder, update)
         assert fleet.info is not None and fleet.info.drafter.startswith("draft_model")

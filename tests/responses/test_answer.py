@@ -18,7 +18,7 @@ from foresay.server.api.responses.schemas import FunctionTool, Reasoning, Respon
 from foresay.server.api.responses.schemas import TextOptions as ResponseText
 from foresay.server.models.service import AnswerOrigin
 from foresay.server.schemas.errors import EngineFailed, described
-from foresay.server.text.choice import Choice, ChoiceOptions, Piece
+from foresay.server.text.choice import Choice, Piece
 from foresay.server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart
 from foresay.spec.request import Request, TokenLogprobs
 from foresay.spec.sampling import SamplingParams
@@ -28,7 +28,7 @@ CALL = ToolCallPart(index=0, id="call_1", name="look", arguments="")
 
 def answer_of(tokenizer, tools: Sequence[FunctionTool] = ()) -> ResponseAnswer:
     request = Request(id="r", prompt=[1, 2, 3], params=SamplingParams())
-    choice = Choice(request, tokenizer, ChoiceOptions(), [0])
+    choice = Choice(request, tokenizer, [0])
     response = Response(
         id="resp_1",
         created_at=1,

@@ -5,24 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-ASK: dict[str, Any] = {"model": "bundled", "input": "Tell me a story about a fox.", "extra_body": {"seed": 3}}
 LAST = ("response.completed", "response.incomplete", "response.failed", "error")
-
-
-async def test_logprobs(client):
-    whole = await client.responses.create(
-        **ASK, max_output_tokens=6, top_logprobs=2, include=["message.output_text.logprobs"]
-    )
-    stream = await client.responses.create(
-        **ASK, max_output_tokens=6, top_logprobs=2, include=["message.output_text.logprobs"], stream=True
-    )
-    events = [event async for event in stream]
-    logprobs = whole.output[0].content[0].logprobs
-    assert len(logprobs) == whole.usage.output_tokens == 6
-    assert "".join(one.token for one in logprobs) == whole.output_text
-    assert all(len(one.top_logprobs) == 2 for one in logprobs)
-    streamed = [one.token for event in events if event.type.endswith("text.delta") for one in event.logprobs]
-    assert streamed == [one.token for one in logprobs]
 
 
 async def test_a_warm_up_fills_the_cache(client):

@@ -9,7 +9,7 @@ import foresay.server.api.responses.socket as socket_module
 from foresay.server.api.responses.events import ClientEvent, ResponseEvent, SocketError
 from foresay.server.api.responses.socket import Closing
 from foresay.server.api.responses.store import SocketLimits, StoreLimits
-from foresay.server.schemas.tokens import Source, StepProvenance, TokenProvenance
+from foresay.server.schemas.chat import Source, StepProvenance, TokenProvenance
 from tests.provenance.transcript import BEGIN, telling
 from tests.responses import transcript
 
@@ -44,7 +44,6 @@ def test_the_numbers_are_those_of_the_code():
     assert f"{sockets.waiting} messages" in PAGE
     assert f"the client read nothing for {sockets.stall:.0f} s" in PAGE
     assert sockets.idle == 3600 and "for an hour" in PAGE
-    assert f"marked as used every {sockets.refresh:.0f} s" in PAGE
 
 
 SECTION = PAGE.partition("\n## Where tokens come from\n")[2].partition("\n## ")[0]

@@ -13,13 +13,11 @@ from openai.types.responses import ResponsesServerEvent
 from openai.types.responses.responses_server_event import ResponseWsError
 
 from foresay.server.api.responses.socket import decoded
-from foresay.server.api.responses.store import Responses, SocketLimits
+from foresay.server.api.responses.store import Responses
 from foresay.server.gateway.keys import Caller, serve
 from foresay.server.text.choice import Choice
 from foresay.spec.errors import InvalidRequest
 from tests.responses.serving import STORY, asking, saying, serving
-from tests.server.scripted import END
-from tests.server.wire import until
 
 PATH = "/v1/responses"
 LAST = ("response.completed", "response.incomplete", "response.failed", "error")
@@ -279,16 +277,6 @@ async def test_the_callers_tenant_goes_with_every_message(tokenizer):
         async with http.ws_connect(PATH, headers={"X-Tenant": "b"}) as socket:
             await answer(socket, {"input": "Tell"})
     assert [request.salt for request in engine.requests] == ["a:s", "b:"]
-
-
-async def test_the_kv_of_a_conversation_is_kept_warm(tokenizer):
-    engine = saying(tokenizer)
-    limits = SocketLimits(refresh=0.05)
-    async with serving(engine, tokenizer, limits) as (http, _), http.ws_connect(PATH) as socket:
-        await answer(socket, {"input": "Tell", "store": False})
-        await until(lambda: len(engine.warm) == 2)
-    tokens, salt = engine.warm[0]
-    assert tokens == [*engine.requests[0].prompt, *tokenizer.encode(STORY, False), END] and salt == ""
 
 
 async def test_a_mistake_of_ours_fails_the_response_and_the_socket_stays(tokenizer, monkeypatch, caplog):

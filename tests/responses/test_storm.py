@@ -220,7 +220,6 @@ async def test_a_thousand_messages(real, seed):
 
 async def test_the_engine_still_answers(real):
     _, engine, port = real
-    engine.keep_warm([1, 2, 3] * 20, "")
     for _ in range(2):
         async with await Bare.connect(port, receive_buffer=1 << 16) as bare:
             await bare.create(input="Hello", max_output_tokens=2)

@@ -69,10 +69,14 @@ class Api:
 
     async def answer(self, client: Any, stream: bool = False, **fields: Any) -> Answer:
         """Its answer to a request."""
-        response = await client.post(self.path, json=self.request(stream, **fields))
+        return self.joined(await self.exchange(client, self.request(stream, **fields)))
+
+    async def exchange(self, client: Any, body: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The chunks of the answer to a request; one where that is whole."""
+        response = await client.post(self.path, json=body)
         text = await response.text()
         assert response.status == 200, text
-        return self.read(text) if stream else self.joined([json.loads(text)])
+        return self.events(text) if body["stream"] else [json.loads(text)]
 
     def read(self, stream: str) -> Answer:
         """The answer in a stream."""
@@ -121,6 +125,19 @@ class Api:
         return "" if "type" in chunk else "".join(texts), ended and response["status"], usage.get("output_tokens")
 
 
+class Socket(Api):
+    """Responses over a WebSocket, where all is streamed."""
+
+    async def exchange(self, client: Any, body: Mapping[str, Any]) -> list[dict[str, Any]]:
+        events: list[dict[str, Any]] = []
+        async with client.ws_connect(self.path) as socket:
+            await socket.send_json({"type": "response.create", **body, "stream": True})
+            while not events or events[-1]["type"] not in ("response.completed", "response.incomplete"):
+                events.append(await socket.receive_json(timeout=180))
+                assert events[-1]["type"] not in ("error", "response.failed"), events
+        return events
+
+
 def error_in(chunk: dict[str, Any]) -> str | None:
     """The message of an error of any shape; None without one."""
     response = chunk.get("response")
@@ -129,13 +146,11 @@ def error_in(chunk: dict[str, Any]) -> str | None:
 
 
 CHAT = {"messages": [TURN]}
-OLLAMA = {
+OLLAMA = {name: name for name in ("tools", "model", "messages", "prompt", "format", "logprobs", "top_logprobs")} | {
     "max_tokens": "options.num_predict",
-    "tools": "tools",
-    "model": "model",
-    "messages": "messages",
-    "prompt": "prompt",
+    "repetition_penalty": "options.repeat_penalty",
 }
+RESPONSES = {"max_tokens": "max_output_tokens", "prompt": "input", "messages": "input"}
 APIS = {
     "completions": Api("/v1/completions", {"prompt": "Tell", "max_tokens": 200}),
     "chat": Api("/v1/chat/completions", CHAT, tools=(FUNCTION, SEARCH)),
@@ -150,7 +165,7 @@ APIS = {
     "responses": Api(
         "/v1/responses",
         {"input": "Tell"},
-        {"max_tokens": "max_output_tokens", "prompt": "input", "messages": "input"},
+        RESPONSES,
         ({"type": "function", "name": "look", "parameters": SCHEMA}, SEARCH | {"external": True}),
         whole=b"response.completed",
     ),
@@ -159,3 +174,4 @@ APIS = {
 }
 #: Where the prompt of a generation is read as it is.
 RAW = replace(APIS["ollama generate"], body={"prompt": "Tell", "raw": True})
+SOCKET = Socket("/v1/responses", {"input": "Tell"}, RESPONSES)

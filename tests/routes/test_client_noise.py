@@ -121,22 +121,3 @@ async def test_tokens_left_are_left_out_where_a_template_writes_them_first(agent
     async with served(engine, agent) as client:
         assert await asked(client, "/v1/chat/completions", messages(*turns)) == []
     assert agent.decode(engine.requests[1].prompt, False).count(LEFT) == 2, "in its place it harms nobody"
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "where"),
-    [
-        ("/v1/completions", {"prompt": "Tell"}, ("usage", "prompt_tokens_details", "cached_tokens")),
-        ("/v1/chat/completions", messages(USER), ("usage", "prompt_tokens_details", "cached_tokens")),
-        ("/v1/messages", messages(USER), ("usage", "cache_read_input_tokens")),
-        ("/v1/responses", {"input": "Tell"}, ("usage", "input_tokens_details", "cached_tokens")),
-        ("/api/chat", messages(USER, stream=False), ("prompt_eval_cached_count",)),
-        ("/api/generate", {"prompt": "Tell", "stream": False}, ("prompt_eval_cached_count",)),
-    ],
-)
-async def test_every_api_says_how_much_was_found_again(agent, engine, path, body, where):
-    async with served(engine, agent) as client:
-        answer = await (await client.post(path, json={"model": "toy", **body})).json()
-    for key in where:
-        answer = answer[key]
-    assert answer == 3, "as the script says"

@@ -13,7 +13,6 @@ from foresay.server.engine.generation import EngineStatus, Sink
 from foresay.server.models.service import Service
 from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import Request
-from foresay.spec.sampling import SamplingParams
 from tests.routes.apis import APIS, Answer, Api, error_in
 from tests.server.scripted import END, ScriptedEngine, served
 from tests.server.wire import STORY, until
@@ -47,16 +46,6 @@ async def test_an_answer_may_be_cut_or_empty(tokenizer, script, api: Api, stream
     assert (cut.finish, cut.tokens) == ("length", 3) and STORY.startswith(cut.text)
     async with served(ScriptedEngine([END]), tokenizer) as client:
         assert await api.answer(client, stream) == Answer("", "stop", 1)
-
-
-@apis
-async def test_parameters_reach_the_engine(tokenizer, api: Api):
-    engine = ScriptedEngine([END])
-    fields: dict[str, Any] = {"temperature": 0.25, "top_p": 0.5, "top_k": 7}
-    fields |= {} if api.path == "/v1/messages" else {"min_p": 0.1, "seed": 5}
-    async with served(engine, tokenizer) as client:
-        await api.answer(client, max_tokens=9, **fields)
-    assert engine.requests[0].params == SamplingParams(max_tokens=9, **fields)
 
 
 LONG = "fox " * 600

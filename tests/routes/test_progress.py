@@ -101,20 +101,6 @@ def progress_in(lines: Sequence[str]) -> list[dict[str, Any]]:
     return [event["prompt_progress"] for event in events if "prompt_progress" in event]
 
 
-@pytest.mark.parametrize("path", ASKED)
-async def test_comments_say_how_far_a_prompt_is_read(client, engine, path):
-    response = await client.post(path, json=ASKED[path] | {"stream": True})
-    await until(response, "ping")
-    engine.step(5)
-    total = len(engine.requests[0].prompt)
-    await until(response, f": 5 of {total} tokens of the prompt are read\n")
-    engine.step(9)
-    await until(response, f": 9 of {total} tokens of the prompt are read\n")
-    engine.read.set()
-    rest = await response.text()
-    assert "prompt_progress" not in rest
-
-
 async def test_the_page_and_metrics_say_what_is_still_to_be_read(client, engine):
     response = await client.post("/v1/chat/completions", json=CHAT | {"stream": True})
     await until(response, ": ping")

@@ -59,6 +59,9 @@ OPTIONS = [
     *each("grammar", "no grammar"),
     Refused("grammar", {"grammar": "start: /a/", "response_format": {"type": "json_object"}}),
     Refused("grammar", {"json_schema": {"type": "object"}, "grammar": "start: /a/"}),
+    *each("min_tokens", -1),
+    Refused("min_tokens", {"max_tokens": 5, "min_tokens": 6}),
+    *each("stop_token_ids", [330]),
     Refused("min_tokens", {"json_schema": {"type": "object"}, "min_tokens": 2}),
     *each("json_schema", {"nullable": True}),
     *each("bad_words", [""], ["  "], ["x"] * 257, "fox"),
@@ -178,6 +181,13 @@ REFUSED: dict[str, list[Refused]] = {
         *PREDICTIONS,
         *CHAT_TOOLS,
         *each("messages", []),
+        Refused("messages[1].role", {"messages": [TURN, {"content": "b"}]}),
+        Refused("messages[0].content", {"messages": [{"role": "user"}]}),
+        Refused("messages[0].content[0]", {"messages": [{"role": "user", "content": [
+            {"type": "image_url", "image_url": {"url": "x"}}]}]}),
+        Refused("messages[0].tool_calls[0].function", {"messages": [
+            {"role": "assistant", "content": "a", "tool_calls": [{"id": "1"}]}]}),
+        Refused("messages[0].audio", {"messages": [{"role": "assistant", "content": "a", "audio": {"id": "1"}}]}),
         Refused("stop", {"model": "toy", "stop": [""]}),
         *each("top_logprobs", 3),
         Refused("top_logprobs", {"logprobs": False, "top_logprobs": 3}),

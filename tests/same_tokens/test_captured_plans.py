@@ -21,7 +21,7 @@ from foresay.spec.budget.budget import Budget
 from foresay.spec.budget.cost import DraftCost
 from foresay.spec.budget.members import OPEN, Member
 from foresay.spec.budget.plan import NO_PLAN, Plan, Share, Why
-from foresay.spec.budget.weigh import CandidatePlan
+from foresay.spec.budget.weigh import DraftOption
 from foresay.spec.engine import EngineCore
 from foresay.spec.price import Price
 from foresay.spec.request import Request
@@ -41,7 +41,7 @@ from tests.same_tokens.witness import Text
 
 LENGTHS = (9, 2, 17, 33, 5, 40)
 #: Of a plan that nobody weighed: a budget made it all the same.
-_WHY = Why((CandidatePlan("", (0,), (), 1.0, 1.0, 0, 0.0),), ())
+_WHY = Why((DraftOption("", (0,), (), 1.0, 1.0, 0, 0.0),), ())
 
 
 class Changing(Budget):

@@ -58,8 +58,7 @@ def test_files_draft_and_are_drafted_for(tmp_path, kind, activations) -> None:
 def test_what_the_check_and_the_banner_show(tmp_path, capsys) -> None:
     target, draft = file_of(tmp_path, "target", q4_k_m), file_of(tmp_path, "draft", all_of("Q8_0"))
     assert main(["check", str(target), "--draft", str(draft)]) == 0
-    found = capsys.readouterr().out
-    assert "int4 in groups of 32" in found and "tokens agree" in found
+    assert "int4 in groups of 32" in capsys.readouterr().out
     config = EngineConfig(target=str(target), draft="none", kv_tokens=640, max_model_len=160, threads=1)
     for activations in ("model", "int8"):
         engine = build_engine(msgspec.structs.replace(config, activations=activations))

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from foresay.server.engine.build import build_engine
-from foresay.server.engine.drafters.draft_model import DraftModel
+from foresay.server.engine.drafters.models import DraftModel
 from foresay.server.engine.drafters.registry import find
 from foresay.server.settings.resolved import choose_draft
 from foresay.spec.errors import ConfigurationError
@@ -22,7 +22,6 @@ from tests.same_tokens.models import Pair
 from tests.same_tokens.runs import assert_same, jobs_of, plain
 from tests.same_tokens.test_directories import config, witnessed, write_tokenizer
 from tests.same_tokens.witness import Text, run
-from tests.verifier.families import make
 
 LENGTHS = (9, 70, 33, 1, 20, 40)
 
@@ -62,39 +61,11 @@ def test_every_way_to_name_a_head(directory, expected, draft, name, changes) -> 
     assert engine.info.exact, engine.info.exact_reason
     assert engine.drafter is not None
     assert engine.drafter.name == name
-    # Random heads: the trial at load sees that they guess no better than chance.
-    assert "its first guess agrees with the target on" in engine.info.drafter_reason
     jobs = [replace(job, arrives=2 * index) for index, job in enumerate(jobs_of(300, LENGTHS, 20))]
     assert_same(expected, run(engine, jobs))
     again = [replace(job, id=f"{job.id}-again") for job in jobs]
     assert_same({job.id: expected[job.id.removesuffix("-again")] for job in again}, run(engine, again))
     engine.check()
-
-
-def test_a_head_that_fits_raises_no_doubts(tmp_path) -> None:
-    """A target that always emits token 0, and a head over the same output matrix."""
-    model = make("llama2", tmp_path / "target")
-    with torch.no_grad():
-        model.lm_head.weight.zero_()
-    model.save_pretrained(tmp_path / "target")
-    write_tokenizer(tmp_path / "target", 290)
-    (tmp_path / "head").mkdir()
-    torch.save({"0.0.linear.weight": torch.zeros(64, 64)}, tmp_path / "head" / "medusa_lm_head.pt")
-    (tmp_path / "head" / "config.json").write_text('{"medusa_num_heads": 1}')
-    engine = build_engine(config(tmp_path / "target", str(tmp_path / "head")))
-    assert engine.info.drafter_reason == "asked for"
-
-
-def test_a_head_trained_on_shorter_texts_is_mentioned(directory) -> None:
-    settings = config(directory / "target", f"eagle3:{directory}/eagle3", max_model_len=512, kv_tokens=600)
-    assert "trained on" not in build_engine(settings).info.drafter_reason
-    path = directory / "eagle3" / "config.json"
-    whole = path.read_text()
-    path.write_text(whole.replace('"max_position_embeddings": 512', '"max_position_embeddings": 128'))
-    try:
-        assert "it was trained on texts of up to 128 tokens" in build_engine(settings).info.drafter_reason
-    finally:
-        path.write_text(whole)
 
 
 def test_what_is_no_head_is_refused(directory) -> None:
@@ -133,7 +104,6 @@ def test_every_way_to_name_an_assistant(pair, assisted, draft, name, changes) ->
     engine = witnessed(build_engine(config(assisted / "target", draft.format(assisted), **changes)))
     assert engine.info.exact, engine.info.exact_reason
     assert engine.drafter is not None and engine.drafter.name == name
-    assert "its first guess agrees with the target on" in engine.info.drafter_reason
     wanted = plain(pair("gemma4", layers=4).target, jobs, kv=torch.int8 if "kv_dtype" in changes else None)
     for turn in ("", "-again"):
         texts = run(engine, [replace(job, id=f"{job.id}{turn}") for job in jobs])

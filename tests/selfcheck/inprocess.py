@@ -85,9 +85,6 @@ class SteppedEngine:
     def finish(self, id: str, at_token: int) -> None:
         self.engine.finish(id, at_token)
 
-    def keep_warm(self, tokens: list[int], salt: str) -> None:
-        self.engine.keep_warm(tokens, salt)
-
     async def _step(self) -> None:
         while self.engine.has_work:
             deltas = self.engine.step()

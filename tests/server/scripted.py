@@ -77,7 +77,6 @@ class ScriptedEngine:
         self.requests: list[Request] = []
         self.emitted = self.steps = 0
         self.cancelled: list[str] = []
-        self.warm: list[tuple[list[int], str]] = []
         self.refusal: Exception | None = None
         self.resumed: list[int] = []
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -98,9 +97,6 @@ class ScriptedEngine:
 
     def finish(self, id: str, at_token: int) -> None:
         self._finish[id] = at_token
-
-    def keep_warm(self, tokens: list[int], salt: str) -> None:
-        self.warm.append((tokens, salt))
 
     async def _say(self, request: Request, sink: Sink) -> None:
         begun = time.perf_counter()

@@ -27,7 +27,7 @@ from foresay.server.cli.main import main
 from foresay.server.cli.serve import answer
 from foresay.server.cli.served import ServedModel
 from foresay.server.cli.terminal import AnswerWriter, LineReader, history_file
-from foresay.server.schemas.tokens import TokenProvenance
+from foresay.server.schemas.chat import TokenProvenance
 from foresay.server.settings.config import SamplingConfig
 from foresay.server.settings.resolved import BUNDLED
 from foresay.spec.errors import NumericalError
@@ -55,6 +55,20 @@ def keyboard() -> Iterator[PipeInput]:
 def typed(keyboard: PipeInput, keys: str) -> str | None:
     keyboard.send_text(keys)
     return LineReader()()
+
+
+def test_ctrl_c_before_the_prompt_listens_ends_nothing(keyboard: PipeInput, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, before = LineReader(), signal.signal(signal.SIGINT, signal.default_int_handler)
+    prompt = reader._session.prompt
+
+    def pressed() -> str:
+        signal.raise_signal(signal.SIGINT)
+        return prompt()
+
+    monkeypatch.setattr(reader._session, "prompt", pressed)
+    keyboard.send_text("hi\r")
+    assert reader() == "hi"
+    assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
 
 
 @pytest.mark.parametrize(

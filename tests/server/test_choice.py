@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from foresay.server.api.common.statistics import drafting_steps
-from foresay.server.text.choice import Choice, ChoiceOptions, Piece
+from foresay.server.text.choice import Choice, Piece
 from foresay.spec.request import Delta, Origin, Request
 from foresay.spec.sampling import SamplingParams
 
@@ -51,7 +51,7 @@ def test_a_stop_string_cuts_alike_in_every_split(tokenizer, stop, include):
     ends = [count for count in range(len(tokens) + 1) if stop in tokenizer.decode(tokens[:count])]
     expected = text[: text.index(stop) + (len(stop) if include else 0)]
     for runs in partitions(tokens):
-        choice = Choice(request(), tokenizer, ChoiceOptions(stop=(stop,), include_stop=include), [END])
+        choice = Choice(request(), tokenizer, [END], stop=(stop,), include_stop=include)
         output, ids, _ = answer(choice, runs)
         assert output == expected
         assert ids == tokens[: ends[0]]
@@ -61,14 +61,14 @@ def test_a_stop_string_cuts_alike_in_every_split(tokenizer, stop, include):
 
 def test_the_engine_learns_the_token_that_completed_the_stop_string(tokenizer):
     tokens = tokenizer.encode("abcdefg")
-    choice = Choice(request(), tokenizer, ChoiceOptions(stop=("d",)), [END])
+    choice = Choice(request(), tokenizer, [END], stop=("d",))
     _, _, pieces = answer(choice, [tokens[:2], tokens[2:6], tokens[6:]])
     assert [piece.finish_at for piece in pieces] == [None, 4, None, None]
 
 
 def test_a_stop_string_before_the_cap_in_the_same_run_wins(tokenizer):
     tokens = tokenizer.encode("abcdefg")
-    choice = Choice(request(max_tokens=7), tokenizer, ChoiceOptions(stop=("d",)), [END])
+    choice = Choice(request(max_tokens=7), tokenizer, [END], stop=("d",))
     text, _, pieces = answer(choice, [tokens], reason="length")
     assert (text, choice.finish_reason, choice.completion_tokens) == ("abc", "stop", 4)
     assert pieces[-1].finish_at == 4, "the engine has ended the request by itself, but its trace has to know"
@@ -76,7 +76,7 @@ def test_a_stop_string_before_the_cap_in_the_same_run_wins(tokenizer):
 
 def test_accepted_tokens_past_the_cut_are_not_counted(tokenizer):
     tokens = tokenizer.encode("abcdefg")
-    choice = Choice(request(), tokenizer, ChoiceOptions(stop=("d",)), [END])
+    choice = Choice(request(), tokenizer, [END], stop=("d",))
     choice.take(Delta(id="r", tokens=tokens[:1]))
     origin = Origin(2, "ngram", [-1, 0, 1, 2, 3, 4], 0, [1, 2, 3, 4, 5], {})
     choice.take(Delta(id="r", tokens=tokens[1:], finish_reason="length", origin=origin))
@@ -86,20 +86,20 @@ def test_accepted_tokens_past_the_cut_are_not_counted(tokenizer):
 def test_a_stop_token_is_named_and_its_text_left_out(tokenizer):
     a, b = tokenizer.encode("a")[0], tokenizer.encode("b")[0]
     for include, expected in ((False, "a"), (True, "ab")):
-        choice = Choice(request(stop_token_ids=(b,)), tokenizer, ChoiceOptions(include_stop=include), [END])
+        choice = Choice(request(stop_token_ids=(b,)), tokenizer, [END], include_stop=include)
         text, _, _ = answer(choice, [[a, b]], "stop", b)
         assert (text, choice.stop_reason) == (expected, b)
 
 
 def test_half_a_character_at_the_end_is_shown_as_such(tokenizer):
     tokens = tokenizer.encode("a🐍")
-    choice = Choice(request(), tokenizer, ChoiceOptions(), [END])
+    choice = Choice(request(), tokenizer, [END])
     assert answer(choice, [tokens[:-1]])[0] == tokenizer.decode(tokens[:-1])
 
 
 def test_no_stop_string_is_looked_for_below_min_tokens(tokenizer):
     tokens = tokenizer.encode("x.y.z.")
     for runs in partitions(tokens):
-        choice = Choice(request(min_tokens=3), tokenizer, ChoiceOptions(stop=(".",)), [END])
+        choice = Choice(request(min_tokens=3), tokenizer, [END], stop=(".",))
         text, _, _ = answer(choice, runs)
         assert (text, choice.completion_tokens) == ("x.y", 4)

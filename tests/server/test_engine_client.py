@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
-import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
@@ -23,8 +22,6 @@ from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.resolved import BUNDLED
 from foresay.spec.request import Delta, Request
 from foresay.spec.sampling import SamplingParams
-from tests.server.live import send_signal
-from tests.server.wire import until
 
 SECONDS = 180.0
 #: One that is soon there: no draft model, a short context.
@@ -145,20 +142,3 @@ async def test_an_observer_that_fails_is_not_taken_for_the_engine(caplog):
         assert engine.status.starts == 1 and causes(seen) == [], "no engine was replaced"
     assert len(steps) >= 20 and statuses
     assert caplog.text.count("Traceback") == 3, "of each observer and the sink once"
-
-
-@pytest.mark.slow
-async def test_a_frozen_engine_is_replaced_whether_it_loads_or_idles(monkeypatch):
-    monkeypatch.setattr(child, "SLOW_FACTOR", 1)  # a loader gets no longer than an engine that is ready
-    async with started(engine_timeout=4.0) as (engine, seen):
-        await until(lambda: engine.process_id is not None)
-        send_signal(engine, signal.SIGSTOP)
-        await until(lambda: causes(seen) == ["hung"])
-        assert "stopped by a signal" in seen[-1].message
-        await asyncio.wait_for(engine.until_ready(), SECONDS)
-        send_signal(engine, signal.SIGSTOP)
-        await until(lambda: causes(seen) == ["hung", "hung"])
-        await asyncio.wait_for(engine.until_ready(), SECONDS)
-        prompt = Request(id="after", prompt=[5, 6, 7], params=SamplingParams(max_tokens=4, ignore_eos=True))
-        assert sum([len(delta.tokens) async for delta in generate(engine, prompt)]) == 4
-        assert engine.status.starts == 3

@@ -99,6 +99,12 @@ def test_a_reader_that_is_gone_is_1() -> None:
         assert (done.returncode, done.stderr) == (1, b"")
 
 
+def test_closed_streams_are_no_error() -> None:
+    command = ["sh", "-c", 'exec "$@" <&- >&-', "sh", sys.executable, "-m", "foresay.server.cli.main", "version"]
+    done = subprocess.run(command, stderr=subprocess.PIPE, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a file that is always full")
 def test_a_full_disk_is_1() -> None:
     with Path("/dev/full").open("w") as full:

@@ -17,7 +17,7 @@ from foresay.server.engine import gpu_memory
 from foresay.server.engine.build import plan
 from foresay.server.engine.device import Device
 from foresay.server.engine.gpu_memory import GRAPH_RESERVE, UTILIZATION, rope_bytes, workspace_bytes
-from foresay.server.engine.memory import MemoryPlan, fitting_flags
+from foresay.server.engine.memory import MemoryPlan
 from foresay.server.settings.config import EngineConfig, ServeConfig
 from foresay.server.settings.load import load
 from foresay.server.settings.resolved import CannotRun
@@ -125,7 +125,7 @@ EXPERTS = 128 * 3 * 2048 * 768 * 2
 
 
 def test_experts_stay_on_the_host_where_a_gpu_has_no_room(monkeypatch) -> None:
-    """Of as few layers as necessary, as the host's memory allows, and it says what that costs."""
+    """Of as few layers as necessary, as the host's memory allows, and it says so."""
     model, settings = ModelConfig.of(Fields(QWEN3_30B, "")), dict[str, Any](max_model_len=32768)
     monkeypatch.setattr(gpu_memory, "machine_bytes", lambda: 64 * GIB)
     monkeypatch.setattr(gpu_memory, "free_bytes", lambda: 60 * GIB)
@@ -138,18 +138,12 @@ def test_experts_stay_on_the_host_where_a_gpu_has_no_room(monkeypatch) -> None:
         assert (found.away, found.host) == (tuple(range(layers)), layers * EXPERTS), more
         assert found.weights["target"] + found.host == whole.weights["target"]
         assert found.total <= (fitting.free or 0) + more
-        for flag, length in (each.split() for each in found.instead[:1]):
-            assert flag == "--max-model-len" and f"on the GPU, {fitting_flags(found.instead)}" in found.described
-            assert not planned(device, model, max_model_len=int(length)).away
-        assert bool(found.instead) == bool(layers)
     tight = replace(fitting, free=whole.weights["target"] - 2 * EXPERTS + GIB * 6 // 5)
     found = planned(tight, model, max_model_len=2048, graphs=False)
     assert len(found.away) == 3, "two are enough for texts, but not for laying out a further layer"
     small = planned(RTX_4090, model, **settings)
-    assert small.host == len(small.away) * EXPERTS and small.woken * 16 == small.host
+    assert small.host == len(small.away) * EXPERTS
     assert f"experts of {len(small.away)} layers, {bytes_in_words(small.host)}, stay in the host's" in small.described
-    assert small.described.endswith("ms)"), "no flag alone would keep all on the GPU"
-    assert f"about {1000 * small.woken / 25e9:,.1f} ms at 25 GB/s" in small.described
     monkeypatch.setattr(gpu_memory, "free_bytes", lambda: (small.host + EXPERTS) * 4 // 3 - GIB)
     with pytest.raises(CannotRun, match=f"experts of {len(small.away)} layers in the host's memory takes"):
         planned(RTX_4090, model, **settings)

@@ -10,21 +10,11 @@ from tests.server.scripted import END, ScriptedEngine, served
 from tests.server.wire import events, post
 
 
-@pytest.mark.parametrize(
-    ("path", "hint"),
-    [
-        ("/v1/v1/chat/completions", '; did you mean "/v1/chat/completions"?'),
-        ("/api/tag", '; did you mean "/api/tags"?'),
-        ("/v1/embeddings", ""),
-        ("/v1/chat/completions/batch", '; did you mean "/v1/chat/completions"?'),
-    ],
-)
-async def test_a_path_that_is_not_there_names_the_one_that_was_probably_meant(tokenizer, path, hint):
+async def test_a_path_that_is_not_there_is_named(tokenizer):
     async with served(ScriptedEngine([END]), tokenizer) as client:
-        response = await client.post(path)
+        response = await client.post("/v1/embeddings")
         told = (await response.json())["error"]
-    assert response.status == 404
-    assert (told if isinstance(told, str) else told["message"]) == f"Not Found: POST {path}{hint}"
+    assert (response.status, told["message"]) == (404, "Not Found: POST /v1/embeddings")
 
 
 async def test_a_body_that_is_not_utf8_is_told_so(tokenizer):

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-import re
-import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,26 +24,6 @@ from tests.server.patched import PACED, existing, patched_path
 from tests.server.wire import until
 
 MODEL = "bundled"
-
-
-async def test_an_answer_names_the_seed_that_repeats_it(client):
-    ask: dict[str, Any] = {"model": MODEL, "prompt": "The old king", "max_tokens": 16}
-    first = await client.completions.create(**ask)
-    again = await client.completions.create(**ask, seed=first.choices[0].seed)
-    assert again.choices[0].text == first.choices[0].text
-
-
-async def test_a_stop_string_inside_the_text(client):
-    ask: dict[str, Any] = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 40, "temperature": 0}
-    whole = (await client.completions.create(**ask, extra_body={"return_token_ids": True})).choices[0]
-    for begin in (3, len(whole.text) // 2):
-        stop = whole.text[begin : begin + 5]
-        cut = await client.completions.create(**ask, stop=stop, extra_body={"return_token_ids": True})
-        choice = cut.choices[0]
-        assert choice.text == whole.text[: whole.text.index(stop)]
-        assert (choice.finish_reason, choice.stop_reason) == ("stop", stop)
-        assert choice.token_ids == whole.token_ids[: len(choice.token_ids)]
-        assert cut.usage.completion_tokens == len(choice.token_ids) == cut.usage.total_tokens - cut.usage.prompt_tokens
 
 
 async def test_the_text_is_the_same_however_it_is_drafted(client):
@@ -85,12 +62,6 @@ async def test_a_client_that_leaves_stops_the_work(url):
         pytest.fail("the engine wrote on after the client had left")
 
 
-async def read_on(iterator: AsyncIterator[Any]) -> None:
-    """To the end, or to the error that ends it."""
-    async for _ in iterator:
-        pass
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where a file makes engines slow, or holds them."""
@@ -113,57 +84,6 @@ LONG: dict[str, Any] = {
     "temperature": 0,
     "extra_body": {"ignore_eos": True},
 }
-
-
-@pytest.mark.slow
-@pytest.mark.skipif("FORESAY_REPLICAS" in os.environ, reason="the engine is a replica's, and another would go on")
-@pytest.mark.parametrize(
-    ("number", "cause", "says"),
-    [
-        (signal.SIGKILL, "died", "signal 9.*please send it again"),
-        pytest.param(signal.SIGSTOP, "hung", "hung", marks=pytest.mark.soak),
-    ],
-)
-async def test_an_engine_killed_or_frozen_in_a_stream_is_started_again(paced_server, folder, number, cause, says):
-    url = paced_server.wait_for_url()
-    before = await restarts(url)
-    async with openai_client(url) as client, client.responses.connect() as socket:
-        with existing(folder / "slow"), existing(folder / "held"):
-            stream = await client.completions.create(**LONG, stream=True)
-            whole = asyncio.create_task(client.completions.create(**LONG))
-            await socket.response.create(model=MODEL, input="x", max_output_tokens=900)
-            assert (await socket.recv()).type == "response.created"
-            iterator = aiter(stream)
-            for _ in range(3):
-                await anext(iterator)
-            [engine] = paced_server.engine_processes()
-            os.kill(engine, number)
-            with pytest.raises(openai.APIError, match=says):
-                await read_on(iterator)
-            with pytest.raises(openai.InternalServerError, match=says) as lost:
-                await whole
-            assert (lost.value.status_code, lost.value.type) == (500, "engine_error")
-            async with asyncio.timeout(180):
-                while (event := await socket.recv()).type not in ("response.failed", "error"):
-                    pass
-            assert re.search(says, str(event))
-            assert await status_of(url, "/health") == await status_of(url, "/ready") == 503
-            with pytest.raises(openai.InternalServerError) as refused:
-                await client.completions.create(model=MODEL, prompt="x")
-            assert refused.value.status_code == 503
-        async with asyncio.timeout(180):
-            while await status_of(url, "/ready") != 200:
-                await asyncio.sleep(0.2)
-        assert (await client.completions.create(model=MODEL, prompt="x", max_tokens=4)).choices
-    assert await restarts(url) == before | {cause: before[cause] + 1}
-
-
-async def restarts(url: str) -> dict[str, float]:
-    """Of the engine, by cause."""
-    async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as response:
-        lines = (await response.text()).splitlines()
-    found = [line for line in lines if line.startswith("foresay:engine_restarts_total{")]
-    return {line.partition('cause="')[2].partition('"')[0]: float(line.split()[-1]) for line in found}
 
 
 async def closed(socket: Any) -> tuple[int, Any]:

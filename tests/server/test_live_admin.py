@@ -24,6 +24,7 @@ from foresay.server.cli.main import main
 from foresay.server.settings.resolved import BUNDLED
 from tests.server.live import LiveServer
 from tests.server.patched import PACED, existing, patched_path
+from tests.server.wire import until
 
 pytestmark = pytest.mark.slow
 KEY = "an-admin-key-of-a-test"
@@ -107,6 +108,23 @@ async def test_another_draft_and_the_same_weights_once_more(
     assert info["engine"]["drafter"] == "ngram" and info["model"] == "bundled"
     async with client.get("/metrics") as response:
         assert re.search(r'engine_restarts_total{cause="replaced",[^}]*} 3', await response.text())
+
+
+async def test_an_engine_killed_while_it_loads_its_new_settings_goes_back_to_the_earlier(
+    server: LiveServer, client: aiohttp.ClientSession, folder: Path
+) -> None:
+    right = (await answer(client))["choices"][0]["text"]
+    stream, (before,) = await begun(server, client, folder), server.engine_processes()
+    with existing(folder / "held"):
+        reloading = asyncio.create_task(reload(server, "--draft", "none"))
+        await until(lambda: before not in (now := server.engine_processes()) and now)
+        os.kill(killed := server.engine_processes()[-1], signal.SIGKILL)
+        await until(lambda: killed not in (now := server.engine_processes()) and now)
+    status, result = await reloading
+    assert status == 2 and "died" in result and "keeps serving" in result, result
+    assert right.endswith(text_of(await rest(stream)))
+    async with client.get("/server_info") as response:
+        assert (await response.json())["config"]["draft"] == "ngram"
 
 
 async def test_what_cannot_be_is_refused_by_name(server: LiveServer, client: aiohttp.ClientSession) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -18,7 +20,7 @@ from foresay import Completion, ConfigurationError, Engine, ForesayError, Invali
 from foresay.server.engine_process.text_stream import COLOURS, OTHER, drafters_of
 from foresay.spec import errors
 from foresay.spec.names import DRAFTERS
-from foresay.spec.request import Origin
+from foresay.spec.request import Delta, Origin
 
 START = "Once upon a time"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
@@ -137,6 +139,8 @@ WRONG: list[tuple[str, object, dict[str, object]]] = [
     ("stop_token_ids", START, {"stop_token_ids": [10**9]}),
     ("stop_token_ids", START, {"stop_token_ids": ["x"]}),
     ("stop", START, {"stop": [1]}),
+    ("stop", START, {"stop": "\ud800"}),
+    ("prompt", "not UTF-8: \udcff", {}),
     ("bad_words", START, {"bad_words": [[-1]]}),
     ("bad_words", START, {"bad_words": "the"}),
     ("logit_bias", START, {"logit_bias": {10**30: 1.0}}),
@@ -164,7 +168,7 @@ def test_a_message_may_be_any_mapping(engine: Engine) -> None:
 
 
 def test_messages_of_another_form_are_refused(engine: Engine) -> None:
-    for messages in (5, [1], None):
+    for messages in (5, [1], None, [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]):
         with pytest.raises(InvalidRequest, match="messages"):
             engine.chat(messages)  # type: ignore[arg-type]
 
@@ -232,25 +236,36 @@ def test_a_stream_that_shall_close_does_so_after_the_step(engine: Engine) -> Non
     assert engine.generate(START, GREEDY).finish_reason == "length"
 
 
+def test_an_interrupt_waits_for_the_step_and_ends_the_request(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    step, before, steps = engine._engine.step, signal.signal(signal.SIGINT, signal.default_int_handler), []
+
+    def interrupted() -> list[Delta]:
+        signal.raise_signal(signal.SIGINT)
+        steps.append(step())
+        return steps[-1]
+
+    monkeypatch.setattr(engine._engine, "step", interrupted)
+    for use in (engine.generate, engine.chat):
+        with pytest.raises(KeyboardInterrupt):
+            use(START, GREEDY)
+    signal.signal(signal.SIGINT, before)
+    step()
+    assert len(steps) == 2 and not engine._engine.has_work
+
+
+def test_threads_may_share_an_engine(engine: Engine) -> None:
+    def written(seed: int) -> list[int]:
+        return engine.generate(START, max_tokens=32, seed=seed).token_ids
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(written, range(8))) == [written(seed) for seed in range(8)]
+
+
 def test_every_error_is_exported() -> None:
     mine = {name for name, error in vars(errors).items() if isinstance(error, type) and issubclass(error, ForesayError)}
     assert mine <= set(foresay.__all__)
     assert all(getattr(foresay, name) is getattr(errors, name) for name in mine)
     assert foresay.__all__ == sorted(foresay.__all__)
-
-
-def test_errors_of_settings_speak_of_arguments() -> None:
-    wrong: list[tuple[dict[str, Any], str]] = [
-        ({"draft": "./no-such-drafter"}, "draft ./no-such-drafter: no such file or directory"),
-        (
-            {"draft": "none", "draft_vocab": "100"},
-            "draft_vocab 100: is for draft models, EAGLE and MTP heads, but draft is none",
-        ),
-    ]
-    for given, said in wrong:
-        with pytest.raises(ForesayError) as caught:
-            Engine(**given)
-        assert str(caught.value) == said
 
 
 @pytest.mark.parametrize(

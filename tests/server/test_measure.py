@@ -39,7 +39,6 @@ def test_acceptance_is_cumulative_and_conditional() -> None:
     assert (found.on.tokens_per_second, found.off.tokens_per_second) == (30.0, 15.0)
     assert found.speedup == 2.0, "the quotient of the speeds in the same report"
     assert found.speedup_spread == (1.5, 3.0)
-    assert found.on.propose_share == 0.25
     assert found.same_tokens
 
 

@@ -111,9 +111,6 @@ class Server(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.asked.append((self.path, None, self.headers["Authorization"]))
-        if self.path == "/v1/models":
-            self.answer(200, b'{"data": [{"id": "fox", "root": "./my-fox", "owned_by": "foresay"}]}')
-            return
         details = ModelDetails(family="", families=(), parameter_size="", quantization_level="")
         common: dict[str, Any] = {"model": "toy", "modified_at": "", "digest": "", "details": details}
         ends = {"toy:latest": "9999-12-31T23:59:59Z", "other": "2026-11-26T20:00:30.5Z"}
@@ -149,20 +146,12 @@ def test_ps_shows_what_a_server_has_loaded(server: str, capsys: pytest.CaptureFi
 
 @pytest.mark.parametrize("command", ["run", "chat", "generate"])
 def test_without_a_model_the_command_shows_how_to_name_a_better_one(
-    command: str, server: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A running server's key is its own affair: another program may listen there."""
     monkeypatch.setattr("sys.stdin", io.StringIO("/bye\n"))
-    monkeypatch.setattr("foresay.server.cli.generate.URL", server)
-    monkeypatch.setenv("FORESAY_API_KEY", "secret")
     words = [command, *QUICK, *(["--prompt", "A"] if command == "generate" else [])]
     assert main(words) == 0
     name = "generate" if command == "generate" else "chat"
-    output = f"no model is named, so this is the toy; the server at {server} has fox: foresay {name} ./my-fox\n"
-    assert output in capsys.readouterr().err
-    assert Server.asked == [("/v1/models", None, None)]
-    monkeypatch.setattr("foresay.server.cli.generate.URL", "http://127.0.0.1:1")
-    assert main(words) == 0
     assert f"; smollm2 is a small real model: foresay {name} smollm2\n" in capsys.readouterr().err
     assert main([command, "bundled", *words[1:]]) == 0
     assert "no model is named" not in capsys.readouterr().err

@@ -8,35 +8,9 @@ import pytest
 
 from foresay.server.schemas.chat import CompletionRequest
 from foresay.server.text.options import check_echoed
-from foresay.server.text.tokenizer import SamplingDefaults
 from foresay.spec.errors import InvalidRequest
-from foresay.spec.sampling import SamplingParams
 from tests.server.asking import PATHS, answer
 from tests.server.scripted import END, ScriptedEngine, served
-
-
-@pytest.mark.parametrize("path", PATHS)
-async def test_every_option_reaches_the_engine(tokenizer, path):
-    engine = ScriptedEngine([END])
-    async with served(engine, tokenizer) as client:
-        await answer(
-            client, path, presence_penalty=0.5, frequency_penalty=-1, repetition_penalty=1.25, min_p=0.1, top_k=7,
-            logit_bias={"17": -100, "3": 2.5}, allowed_token_ids=[5, 3, 5], seed=9,
-        )  # fmt: skip
-    [request] = engine.requests
-    assert request.params == SamplingParams(
-        presence_penalty=0.5, frequency_penalty=-1.0, repetition_penalty=1.25, min_p=0.1, top_k=7,
-        logit_bias={17: -100.0, 3: 2.5}, allowed_token_ids=(5, 3, 5), seed=9,
-        max_tokens=16 if path == "completions" else None,
-    )  # fmt: skip
-
-
-async def test_the_models_repetition_penalty_is_the_default(tokenizer):
-    engine = ScriptedEngine([END])
-    async with served(engine, tokenizer, defaults=SamplingDefaults(repetition_penalty=1.1)) as client:
-        await answer(client, "completions")
-        await answer(client, "completions", repetition_penalty=1)
-    assert [request.params.repetition_penalty for request in engine.requests] == [1.1, 1.0]
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -11,12 +11,6 @@ import pytest
 MODEL = "bundled"
 PROMPT = "Once upon a time there was a fox"
 ASK: dict[str, Any] = {"model": MODEL, "prompt": PROMPT, "max_tokens": 12, "seed": 3}
-CHAT: dict[str, Any] = {
-    "model": MODEL,
-    "messages": [{"role": "user", "content": "Tell me a story about a fox."}],
-    "max_tokens": 12,
-    "seed": 3,
-}
 IDS = {"return_token_ids": True, "ignore_eos": True}
 
 
@@ -24,38 +18,6 @@ IDS = {"return_token_ids": True, "ignore_eos": True}
 def blocking(url) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120) as client:
         yield client
-
-
-def test_completions_with_every_option_blocking(blocking):
-    ask = ASK | {"n": 2, "logprobs": 3, "presence_penalty": 0.5, "frequency_penalty": 0.5, "logit_bias": {"300": -100}}
-    extra = IDS | {"repetition_penalty": 1.1, "min_p": 0.01, "bad_words": ["wolf"], "top_k": 50}
-    whole = blocking.completions.create(**ask, extra_body=extra)
-    chunks = list(blocking.completions.create(**ask, extra_body=extra, stream=True))
-    assert [choice.index for choice in whole.choices] == [0, 1]
-    assert whole.choices[0].token_ids != whole.choices[1].token_ids
-    assert whole.usage.completion_tokens == sum(len(choice.token_ids) for choice in whole.choices) == 24
-    assert whole.usage.prompt_tokens == whole.usage.total_tokens - 24
-    for choice in whole.choices:
-        pieces = [one for chunk in chunks for one in chunk.choices if one.index == choice.index]
-        assert "".join(piece.text for piece in pieces) == choice.text
-        found = choice.logprobs
-        for field in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
-            output = [getattr(piece.logprobs, field) for piece in pieces if piece.logprobs]
-            assert [value for values in output for value in values] == getattr(found, field)
-            assert len(getattr(found, field)) == len(choice.token_ids) == 12
-        assert "".join(found.tokens) == choice.text
-        assert 300 not in choice.token_ids
-
-
-async def test_the_clients_own_accumulating_stream_adds_logprobs_up(client):
-    ask = CHAT | {"n": 2, "logprobs": True, "top_logprobs": 1, "max_tokens": 40, "stop": ["."]}
-    whole = await client.chat.completions.create(**ask)
-    async with client.chat.completions.stream(**ask) as stream:
-        async for _ in stream:
-            pass
-        final = await stream.get_final_completion()
-    assert [one.logprobs.content for one in final.choices] == [one.logprobs.content for one in whole.choices]
-    assert [one.message.content for one in final.choices] == [one.message.content for one in whole.choices]
 
 
 async def test_logprobs_do_not_depend_on_how_the_tokens_were_drawn(client):

@@ -1,8 +1,7 @@
-"""``prediction`` at every route that has it: what reaches the engine, what ``usage`` says of it."""
+"""``prediction`` at every route that has it: what reaches the engine, and real answers (counts: test_matrix.py)."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,12 +13,9 @@ from foresay.server.http.app import create_app
 from foresay.server.models.service import Text
 from foresay.server.settings.config import ServeConfig
 from foresay.spec.engine import EngineCore
-from foresay.spec.names import PREDICTION
-from foresay.spec.request import Origin
 from tests.selfcheck.inprocess import SteppedEngine, bundled
 from tests.server.scripted import END, ScriptedEngine, served
 from tests.server.staying import alone, service_of
-from tests.server.wire import events
 
 Json = dict[str, Any]
 ASKS: dict[str, Json] = {
@@ -56,70 +52,6 @@ async def test_its_tokens_reach_the_engine(tokenizer, path, given, text):
         assert response.status == 200, await response.text()
     wanted = None if text is None else tokenizer.encode(text, False)
     assert [request.prediction for request in engine.requests] == [wanted] * (1 if "responses" in path else 2)
-
-
-# -- what is counted ----------------------------------------------------------------------------------------------
-
-
-class Predicting(ScriptedEngine):
-    """Of each run's nodes the first ``forced`` were a grammar's, the others the prediction's; two more were wrong."""
-
-    forced = 0
-
-    def origin(self, emitted: int, run: list[int]) -> Origin:
-        plain = super().origin(emitted, run)
-        plain.parents.extend([0, 0])
-        forced = min(self.forced, len(run) - 1)
-        predicted = len(plain.parents) - 1 - forced
-        return Origin(plain.step, PREDICTION, plain.parents, forced, plain.path, plain.seconds, predicted=predicted)
-
-
-async def details_of(client: TestClient, path: str, streamed: bool, **ask: Any) -> Json | None:
-    """What ``usage`` says of the tokens of an answer."""
-    options = {"stream_options": {"include_usage": True}} if "responses" not in path else {}
-    response = await client.post(path, json=ASKS[path] | ask | ({"stream": True} | options if streamed else {}))
-    assert response.status == 200, await response.text()
-    if not streamed:
-        usage = (await response.json())["usage"]
-    elif "responses" in path:
-        last = (await response.text()).removesuffix("data: [DONE]\n\n").strip().split("data: ")[-1]
-        usage = json.loads(last)["response"]["usage"]
-    else:
-        usage = (await events(response))[-2]["usage"]
-    found: Json | None = usage.get("completion_tokens_details") or usage.get("output_tokens_details")
-    return found
-
-
-@paths
-@pytest.mark.parametrize("streamed", [False, True])
-@pytest.mark.parametrize(("forced", "accepted"), [(0, 6), (1, 4)])
-async def test_accepted_and_rejected_tokens_are_counted(tokenizer, path, streamed, forced, accepted):
-    """Nine tokens: one, then runs of four, of which three were drafted; what a grammar forced is not the prediction's.
-    Two nodes of each of the three steps were rejected."""
-    engine = Predicting(tokenizer.encode("abcdefghi", False), run=4)
-    engine.forced = forced
-    limit = {"max_output_tokens" if "responses" in path else "max_tokens": 9}
-    async with served(engine, tokenizer) as client:
-        details = await details_of(client, path, streamed, **limit, **of("abc"))
-        untold = await details_of(client, path, streamed, **limit)
-    assert details == {"reasoning_tokens": 0, "accepted_prediction_tokens": accepted, "rejected_prediction_tokens": 6}
-    assert untold == ({"reasoning_tokens": 0} if "responses" in path else None)
-
-
-async def test_what_lies_behind_a_stop_string_was_not_accepted(tokenizer):
-    """The text ends with the second token of the run of four: one of its drafts is in it."""
-    engine = Predicting(tokenizer.encode("abcdefghi", False), run=4)
-    async with served(engine, tokenizer) as client:
-        path = "/v1/completions"
-        details = await details_of(client, path, False, max_tokens=9, stop="c", **of("abc"))
-    assert details == {"reasoning_tokens": 0, "accepted_prediction_tokens": 2, "rejected_prediction_tokens": 2 + 2 + 1}
-
-
-async def test_all_choices_are_counted_together(tokenizer):
-    engine = Predicting(tokenizer.encode("abcdefghi", False), run=4)
-    async with served(engine, tokenizer) as client:
-        details = await details_of(client, "/v1/completions", False, max_tokens=9, n=3, **of("abc"))
-    assert details == {"reasoning_tokens": 0, "accepted_prediction_tokens": 18, "rejected_prediction_tokens": 18}
 
 
 # -- the real model -----------------------------------------------------------------------------------------------

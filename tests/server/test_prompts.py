@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from foresay.server.text.tokenizer import SamplingDefaults
 from tests.server.scripted import END, ScriptedEngine, served
 from tests.server.wire import ASK, post
 
@@ -56,13 +55,3 @@ async def test_what_is_not_stored_is_private(tokenizer):
             for store in ({}, {"store": None}, {"store": True}, {"store": False}):
                 assert (await post(client, path, **body, **store)).status == 200
     assert [request.private for request in engine.requests] == [False, False, False, True] * 2
-
-
-async def test_the_models_recommendations_and_the_request_reach_the_engine(tokenizer):
-    engine = ScriptedEngine([END])
-    async with served(engine, tokenizer, defaults=SamplingDefaults(temperature=0.6, top_k=20), seed=11) as client:
-        await post(client, "completions", prompt="x", cache_salt="mine")
-        await post(client, "completions", prompt="x", temperature=0, seed=5)
-    first, second = engine.requests
-    assert (first.params.temperature, first.params.top_k, first.params.seed, first.salt) == (0.6, 20, 11, "mine")
-    assert (second.params.temperature, second.params.seed) == (0, 5)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from bench.drive import LOOKUPS
-from foresay.server.engine.drafters.draft_model import DraftModel
 from foresay.server.engine.drafters.entry import Entry, FromFiles
+from foresay.server.engine.drafters.models import DraftModel
 from foresay.server.engine.drafters.registry import ENTRIES, entry_of, settled
 from foresay.server.settings.config import EngineConfig
 from foresay.spec.errors import ConfigurationError

@@ -1,9 +1,9 @@
-"""Who goes on in the next engine, in what order, and who does not: without a process."""
+"""Who goes on in the next engine and who does not: without a process (test_failover.py: in what order, and how)."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import pytest
@@ -98,27 +98,6 @@ def ids(requests: list[Request]) -> list[str]:
     return [request.id for request in requests]
 
 
-def test_they_go_on_one_by_one_in_order_of_arrival_with_what_went_out() -> None:
-    bench = Bench()
-    bench.add("a", "b", "c")
-    assert ids(bench.added) == ["a", "b", "c"] and all(request.progress is None for request in bench.added)
-    bench.emits("a", 5, 6)
-    bench.emits("b", 7)
-    bench.emits("a", 8)
-    bench.dies()
-    assert bench.engine() == 3
-    assert ids(bench.added) == ["a"]
-    bench.emits("a", 4)
-    assert ids(bench.added) == ["a"], "one step is not enough: the next is the first on what it has written"
-    bench.emits("a", 3)
-    assert ids(bench.added) == ["a", "b"]
-    first, second = bench.added
-    assert first.committed == [5, 6, 8] and first.params.seed == 9
-    assert first.progress is not None
-    assert second.committed == [7]
-    assert [delta.tokens for delta in bench.sinks["a"].deltas] == [[5, 6], [8], [4], [3]]
-
-
 def test_who_had_nothing_yet_begins_again_as_it_came() -> None:
     bench = Bench()
     bench.add("a")
@@ -131,167 +110,67 @@ def test_who_had_nothing_yet_begins_again_as_it_came() -> None:
     assert bench.sinks["a"].deltas[-1].ending == RequestEnd(levels=3, resumed=[0], changed=[])
 
 
-def test_who_comes_meanwhile_waits_behind_them() -> None:
+KILLS = "twice at the same position"
+#: Lives of one server's requests, event by event, and what becomes of those that do not go on. ``+a``: it comes; ``a.``
+#: it has a step, ``a!`` two, which prove it; ``-a``: it leaves; ``w``: a step in which others waited; ``x``: the engine
+#: dies, of any; ``x:``: of none, ``x:a,b``: of one of these; again before another one: that is known later; ``r``:
+#: another one is ready; ``s``: one was started and is not; ``h``: it takes no more.
+LIVES: dict[str, tuple[str, dict[str, str]]] = {
+    "what it dies of is known after two deaths": ("+a +b a! b! +k k. x r a! b! k. x r", {"k": KILLS}),
+    "who comes when it is gone is no suspect": ("h +l x r -l h +l x r -l h +l x r", {}),
+    "one that gets further is no suspect": ("+a a! x r a! x r a! x r a!", {}),
+    "and goes on three times at most": ("+a a! x r a! x r a! x r a! x", {"a": "resumed 3 times (--max-resumes)"}),
+    "two that were new are distinguished": ("+a +b x r a! x r a! x", {"b": KILLS}),
+    "who ran may be hit once more": ("+a a! x r x r", {}),
+    "and no more": ("+a a! x r x r x", {"a": KILLS}),
+    "one that only waits for a slot": ("+a w x r w x r w x r", {}),
+    "of whom it cannot have died": ("+a x: r x:b r x:c,d r", {}),
+    "of two that were new the step names the one": ("+k +b x:k r x:k r", {"k": KILLS}),
+    "known later, of any": ("+a x: x x r x: x x r", {"a": KILLS}),
+    "known later, of it": ("+a x: x:a x:a r x: x:a x:a r", {"a": KILLS}),
+    "known later, of none": ("+a x: x: x: r x: x: x: r", {}),
+    "known later, of another": ("+a x: x:b x:b r x: x:b x:b r", {}),
+    "engines that never get ready count": ("+a x s x s x s x", {"a": "please send it again"}),
+    "an end is reported once": ("+a x x x x x", {}),
+    "a self-check": ("+*a x", {"*a": "please send it again"}),
+}
+
+
+@pytest.mark.parametrize(("life", "ended"), LIVES.values(), ids=LIVES)
+def test_who_goes_on_and_who_does_not(life: str, ended: dict[str, str]) -> None:
     bench = Bench()
-    bench.add("a", "b")
-    bench.dies()
-    bench.engine()
-    bench.add("new")
-    assert ids(bench.added) == ["a"]
-    bench.proves("a")
-    assert ids(bench.added) == ["a", "b"]
-    bench.emits("b", 1, last=True)
-    assert ids(bench.added) == ["a", "b", "new"]
+    for event in life.split():
+        kind, _, among = event.partition(":")
+        match kind:
+            case "x":
+                bench.dies([one for one in among.split(",") if one] if ":" in event else None)
+            case "r":
+                bench.engine()
+            case "s":
+                bench.engines += 1
+            case "h":
+                bench.flights.hold()
+            case "w":
+                bench.flights.stepped(waiting=1)
+            case _ if kind[0] == "+":
+                bench.add(kind[1:], aside="*" in kind)
+            case _ if kind[0] == "-":
+                bench.flights.cancel(kind[1:])
+            case _:
+                bench.proves(kind[:-1]) if kind[-1] == "!" else bench.emits(kind[:-1], 7)
+    errors = {id: sink.error for id, sink in bench.sinks.items() if sink.error is not None}
+    assert errors.keys() == ended.keys()
+    for id, error in errors.items():
+        assert ended[id] in str(error) and isinstance(error, KillsEngine) == (ended[id] == KILLS)
+        assert not isinstance(error, KillsEngine) or error.headers == {"X-Should-Retry": "false"}
 
 
-@pytest.mark.parametrize("end", ["cancel", "reject"])
-def test_one_that_ends_otherwise_makes_way_too(end: str) -> None:
-    bench = Bench()
-    bench.add("a", "b")
-    bench.dies()
-    bench.engine()
-    ends: dict[str, Callable[[], None]] = {
-        "cancel": lambda: bench.flights.cancel("a"),
-        "reject": lambda: bench.flights.reject("a", EngineFailed("no")),
-    }
-    ends[end]()
-    assert ids(bench.added) == ["a", "b"]
-    assert (bench.sinks["a"].error is not None) == (end == "reject")
-
-
-def test_who_left_meanwhile_does_not_go_on() -> None:
-    bench = Bench()
-    bench.add("a", "b")
-    bench.dies()
-    bench.flights.cancel("a")
-    assert bench.engine() == 1
-    assert ids(bench.added) == ["b"] and not any(isinstance(frame, frames.Cancel) for frame in bench.sent)
-
-
-def test_what_the_engine_dies_of_is_known_after_two_deaths() -> None:
-    bench = Bench()
-    bench.add("a", "b")
-    bench.proves("a", "b")
-    bench.add("killer")
-    bench.emits("killer", 7)
-    bench.dies()
-    bench.engine()
-    bench.proves("a", "b")
-    bench.emits("killer", 7)
-    assert ids(bench.added) == ["a", "b", "killer"]
-    bench.dies()
-    error = bench.sinks["killer"].error
-    assert isinstance(error, KillsEngine) and "twice" in str(error)
-    assert error.headers == {"X-Should-Retry": "false"}
-    assert bench.engine() == 2 and bench.sinks["a"].error is bench.sinks["b"].error is None
-
-
-def test_who_comes_when_the_engine_is_gone_waits_and_is_no_suspect() -> None:
-    bench = Bench()
-    for _ in range(3):
-        bench.flights.hold()
-        bench.sent.clear()
-        bench.add("late")
-        assert bench.added == []
-        bench.dies()
-        bench.engine()
-        assert ids(bench.added) == ["late"] and bench.sinks["late"].error is None
-        bench.flights.cancel("late")
-
-
-def test_one_that_gets_further_each_time_is_no_suspect_but_goes_on_three_times_at_most() -> None:
-    bench = Bench()
+def test_none_goes_on_if_none_shall() -> None:
+    bench = Bench(most_losses=0)
     bench.add("a")
-    for count in range(1, 4):
-        bench.proves("a")
-        bench.dies()
-        bench.engine()
-        assert bench.added[0].committed == [1, 2] * count
-    bench.proves("a")
+    bench.emits("a", 1)
     bench.dies()
-    assert "resumed 3 times (--max-resumes)" in str(bench.sinks["a"].error)
-    assert not isinstance(bench.sinks["a"].error, KillsEngine)
-
-
-def test_two_that_were_new_are_distinguished() -> None:
-    bench = Bench()
-    bench.add("a", "b")
-    bench.dies()
-    for _ in range(2):
-        assert bench.engine() == 2
-        bench.proves("a")
-        bench.dies()
-    assert isinstance(bench.sinks["b"].error, KillsEngine) and bench.sinks["a"].error is None
-
-
-def test_who_ran_when_an_engine_died_of_something_else_may_be_hit_once_more() -> None:
-    bench = Bench()
-    bench.add("a")
-    bench.proves("a")
-    for _ in range(2):
-        bench.dies()
-        assert bench.engine() == 1
-    bench.dies()
-    assert isinstance(bench.sinks["a"].error, KillsEngine)
-
-
-def test_a_request_that_only_waits_for_a_slot_is_no_suspect() -> None:
-    bench = Bench()
-    bench.add("a")
-    for _ in range(3):
-        bench.flights.stepped(waiting=1)
-        bench.dies()
-        assert bench.engine() == 1
-
-
-def test_of_whom_it_cannot_have_died_is_no_suspect() -> None:
-    bench = Bench()
-    bench.add("compiled")
-    for others in ((), ["b"], ["c", "d"]):  # killed from outside; in a step without it
-        bench.dies(others)
-        assert bench.engine() == 1
-
-
-def test_of_two_that_were_new_the_step_names_the_one() -> None:
-    bench = Bench()
-    for _ in range(2):
-        bench.add("killer", "b") if bench.engines == 1 else None
-        bench.dies(["killer"])
-        bench.engine()
-    assert isinstance(bench.sinks["killer"].error, KillsEngine) and bench.sinks["b"].error is None
-
-
-@pytest.mark.parametrize(("known", "refused"), [(None, True), (["a"], True), ((), False), (["b"], False)])
-def test_of_what_it_died_may_be_known_later(known: Collection[str] | None, refused: bool) -> None:
-    bench = Bench()
-    bench.add("a")
-    for _ in range(2):
-        bench.dies(())
-        assert bench.sinks["a"].error is None
-        for _ in range(2):  # reported twice it counts once
-            bench.dies(known)
-        bench.engine()
-    assert isinstance(bench.sinks["a"].error, KillsEngine) == refused
-
-
-def test_engines_that_never_get_ready_count() -> None:
-    bench = Bench(most_losses=2)
-    bench.add("a")
-    bench.dies()
-    bench.engines += 1
-    bench.dies()
-    assert bench.sinks["a"].error is None
-    bench.engines += 1
-    bench.dies()
-    assert "please send it again" in str(bench.sinks["a"].error)
-
-
-def test_an_end_is_reported_once() -> None:
-    bench = Bench(most_losses=1)
-    bench.add("a")
-    bench.dies()
-    bench.dies()
-    assert bench.sinks["a"].error is None
+    assert str(bench.sinks["a"].error) == "it died; this request was lost, please send it again"
 
 
 def test_what_comes_late_of_an_engine_that_was_given_up_counts() -> None:
@@ -304,46 +183,6 @@ def test_what_comes_late_of_an_engine_that_was_given_up_counts() -> None:
     assert bench.engine() == 1
     assert [request.committed for request in bench.added] == [[1, 2, 1, 2]]
     assert ids(bench.added) == ["a"]
-
-
-def test_none_goes_on_if_none_shall() -> None:
-    bench = Bench(most_losses=0)
-    bench.add("a")
-    bench.emits("a", 1)
-    bench.dies()
-    assert str(bench.sinks["a"].error) == "it died; this request was lost, please send it again"
-
-
-def test_a_self_check_does_not_go_on() -> None:
-    bench = Bench()
-    bench.add("re-run", aside=True)
-    bench.dies()
-    assert isinstance(bench.sinks["re-run"].error, EngineFailed)
-
-
-@pytest.mark.parametrize("when", ["before it dies", "while it goes", "while it is gone", "before anything of the next"])
-def test_a_text_that_has_ended_needs_no_engine(when: str) -> None:
-    bench = Bench()
-    bench.add("a", "b")
-    bench.flights.move() if when == "while it goes" else None
-    bench.emits("a", 1, 2, 3, 4)
-    if when == "before it dies":
-        bench.flights.finish("a", 2)
-        assert bench.sent[-1] == frames.Finish("a", 2)
-    bench.dies() if when != "while it goes" else None
-    if when == "before anything of the next":
-        bench.engine()
-        assert ids(bench.added) == ["a"]
-    if when != "before it dies":
-        bench.flights.finish("a", 2)
-    last = bench.sinks["a"].deltas[-1]
-    assert (last.tokens, last.finish_reason, last.seed) == ([], "stop", 9)
-    assert last.ending is not None
-    if when == "before anything of the next":
-        assert frames.Cancel("a") in bench.sent
-    else:
-        bench.engine()
-    assert ids(bench.added)[-1] == "b"
 
 
 @pytest.mark.parametrize("deaf", [False, True])

@@ -21,8 +21,8 @@ from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
 from foresay.server.cli import chat, served
+from foresay.server.cli.command import stopping
 from foresay.server.cli.main import main
-from foresay.server.cli.progress import stopping
 from foresay.server.cli.serve import ServerGone, answer
 from foresay.server.cli.served import ServedModel, ServedStream
 from foresay.server.settings.config import SamplingConfig
@@ -189,7 +189,6 @@ def here(url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[
 
     with LiveServer(tmp_path / "log", str(BUNDLED / "target"), *ENGINE) as server:
         found = server.wait_for_url()
-        monkeypatch.setattr("foresay.server.cli.generate.URL", found)
         monkeypatch.setattr(served, "URL", found)
         monkeypatch.setattr(chat, "loaded", load)
         for variable in [name for name in os.environ if name.startswith("FORESAY_")]:  # the suite's
@@ -222,7 +221,6 @@ def test_the_server_that_has_the_very_model_answers(
 
 
 def test_no_key_is_sent_to_a_server_that_was_not_named(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foresay.server.cli.generate.URL", url)
     monkeypatch.setattr(served, "URL", url)
     monkeypatch.setenv("FORESAY_API_KEY", KEY)
     assert served._found(SamplingConfig()) is None, "it asks for a key"

@@ -41,24 +41,6 @@ async def test_a_seed_that_was_drawn_repeats_all_choices_and_each_repeats_alone(
     assert [one["token_ids"] for one in alone] == [choice["token_ids"] for choice in first]
 
 
-@pytest.mark.parametrize("path", PATHS)
-async def test_the_prompt_counts_once_however_many_choices_it_has(tokenizer, script, path):
-    async with served(ScriptedEngine(script, run=3), tokenizer) as client:
-        one = (await answer(client, path, max_tokens=5, n=1))["usage"]
-        four = await answer(client, path, max_tokens=5, n=4)
-        chunks = await chunks_of(client, path, max_tokens=5, n=4, stream_options={"include_usage": True})
-    assert four["usage"] == chunks[-1]["usage"]
-    assert four["usage"] == {
-        "prompt_tokens": one["prompt_tokens"],
-        "completion_tokens": 4 * one["completion_tokens"],
-        "total_tokens": one["prompt_tokens"] + 4 * one["completion_tokens"],
-        "prompt_tokens_details": one["prompt_tokens_details"],
-    }
-    drafted = four["metrics"]["speculative_decoding"]
-    assert drafted["num_spec_steps"] == sum(drafted["acceptance_histogram"]) == 4 * 2
-    assert drafted["num_accepted_draft_tokens"] == sum(j * n for j, n in enumerate(drafted["acceptance_histogram"]))
-
-
 async def test_prompts_times_n_are_in_openais_order(tokenizer, script):
     async with served(ScriptedEngine(script, run=2), tokenizer) as client:
         ask = {"prompt": ["one", "two"], "n": 2, "max_tokens": 3, "echo": True}

@@ -19,7 +19,10 @@ async def test_a_chat_stream_obeys_the_chunk_rules(tokenizer, script, run):
         assert response.headers["X-Accel-Buffering"] == "no"
         assert "Content-Encoding" not in response.headers
         *chunks, done = await events(response)
+        whole = await (await post(client, "chat/completions", **ASK)).json()
     assert done == "[DONE]"
+    assert whole["choices"][0]["message"] == {"role": "assistant", "content": STORY, "refusal": None}
+    assert whole["system_fingerprint"] == chunks[-1]["system_fingerprint"]
     assert len({(chunk["id"], chunk["created"], chunk["model"]) for chunk in chunks}) == 1
     assert chunks[0]["id"].startswith("chatcmpl-")
     assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
@@ -68,25 +71,6 @@ async def test_continuous_usage_counts_up(tokenizer, script):
     assert counts[-1] == len(script)
 
 
-@pytest.mark.parametrize("path", ["chat/completions", "completions"])
-async def test_a_stream_has_the_fields_of_a_whole_answer(tokenizer, script, path):
-    fields = ({"prompt": "Tell", "max_tokens": 200} if path == "completions" else ASK) | {"stop": ["said"]}
-    async with served(ScriptedEngine(script, 4), tokenizer) as client:
-        whole = await (await post(client, path, **fields, return_token_ids=True)).json()
-        *chunks, _ = await events(await post(client, path, **fields, return_token_ids=True, stream=True))
-    first, last = chunks[0]["choices"][0], chunks[-1]["choices"][0]
-    choice = whole["choices"][0]
-    assert choice["token_ids"] == [token for chunk in chunks for token in chunk["choices"][0].get("token_ids", [])]
-    assert choice["stop_reason"] == last["stop_reason"] == "said"
-    assert choice["seed"] == last["seed"] == 7
-    assert whole["system_fingerprint"] == chunks[-1]["system_fingerprint"]
-    if path == "completions":
-        assert choice["prompt_token_ids"] == first["prompt_token_ids"] == tokenizer.encode("Tell")
-    else:
-        assert choice["message"] == {"role": "assistant", "content": STORY.partition("said")[0], "refusal": None}
-        assert whole["prompt_token_ids"] == chunks[0]["prompt_token_ids"]
-
-
 async def test_metrics_in_vllms_shape(tokenizer):
     engine = ScriptedEngine(tokenizer.encode("abcdefghij"), run=4)
     async with served(engine, tokenizer) as client:
@@ -121,22 +105,3 @@ async def test_without_a_drafter_there_is_nothing_speculative(tokenizer):
     async with served(ScriptedEngine(tokenizer.encode("abc"), run=1), tokenizer) as client:
         body = await (await post(client, "completions", prompt="x")).json()
     assert body["metrics"]["speculative_decoding"] is None
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_several_prompts_make_several_choices(tokenizer, stream):
-    engine = ScriptedEngine(tokenizer.encode("abcde"), run=2)
-    async with served(engine, tokenizer) as client:
-        fields = {"prompt": ["one", "two", "three"], "max_tokens": 5, "echo": True, "stream": stream}
-        response = await post(client, "completions", **fields)
-        texts = ["", "", ""]
-        if stream:
-            *chunks, _ = await events(response)
-            for choice in (choice for chunk in chunks for choice in chunk["choices"]):
-                texts[choice["index"]] += choice["text"]
-            assert ["metrics" in chunk for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
-        else:
-            body = await response.json()
-            texts = [choice["text"] for choice in body["choices"]]
-            assert body["usage"]["completion_tokens"] == 15
-    assert texts == ["oneabcde", "twoabcde", "threeabcde"]

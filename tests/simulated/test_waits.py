@@ -26,7 +26,7 @@ from foresay.spec.budget.budget import Budget
 from foresay.spec.budget.cost import DraftCost
 from foresay.spec.budget.members import OPEN, Member
 from foresay.spec.budget.plan import Plan, Share, Why
-from foresay.spec.budget.weigh import CandidatePlan
+from foresay.spec.budget.weigh import DraftOption
 from foresay.spec.engine import EngineCore
 from foresay.spec.price import Price
 from foresay.spec.protocols import Drafter
@@ -56,7 +56,7 @@ WORTH = replace(OPEN.limited(LEVELS), price=Price(0.0, [0.0] * OPEN.nodes, LEVEL
 
 
 #: Of a plan that was not weighed: a budget made it all the same.
-_WHY = Why((CandidatePlan("", (0,), (), 1.0, 1.0, 0, 0.0),), ())
+_WHY = Why((DraftOption("", (0,), (), 1.0, 1.0, 0, 0.0),), ())
 
 
 class Spent(NamedTuple):

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from foresay.spec.budget.cost import CHANGED, FEW, OLD, CostModel, DraftCost, DraftCosts, MachinePace
+from foresay.spec.budget.cost import CostModel, DraftCost, DraftCosts, Pace
 
 
 def saw(cost: CostModel, rows: int, seconds: float, times: int = 1, context: int = 0) -> None:
@@ -113,7 +113,7 @@ def test_a_known_plain_step_is_no_cheaper_for_what_is_hoped_of_larger_ones() -> 
 def test_a_model_that_rested_pays_for_what_was_written_meanwhile() -> None:
     cost = DraftCost(0.1, 0.2, 0.01)
     assert cost.seconds(3, more=50) == pytest.approx(0.1 + 0.6 + 0.5)
-    assert DraftCosts(cost, MachinePace()).now().seconds(3, 50, grown=False) == pytest.approx(0.1 + 0.6 + 0.5)
+    assert DraftCosts(cost, Pace()).now().seconds(3, 50, grown=False) == pytest.approx(0.1 + 0.6 + 0.5)
 
 
 @pytest.mark.parametrize("off", [0.1, 10.0])
@@ -155,25 +155,6 @@ def test_what_a_step_takes_without_drafts_goes_with_the_machine(pace: float) -> 
         held_up = dice.uniform(2, 10) if dice.random() < 0.03 else 1.0
         saw(cost, chosen, rows[chosen] * pace * held_up * dice.lognormvariate(0, 0.05))
     assert cost.now(1) == pytest.approx(0.0088 * pace, rel=0.3)
-
-
-def test_it_names_why_it_doubts() -> None:
-    now = 5.0
-    cost = CostModel([1, 5], [0.01, 0.02], clock=lambda: now)
-    saw(cost, 5, 0.02)
-    assert cost.doubt == FEW, "nobody measured, and no step went without"
-    saw(cost, 1, 0.01)
-    assert cost.doubt == ""
-    now += 4000.0
-    saw(cost, 5, 0.02)
-    assert cost.doubt == OLD
-    saw(cost, 5, 0.02, 300)
-    saw(cost, 1, 0.01, 50)
-    assert cost.doubt == ""
-    saw(cost, 5, 0.06, 50)
-    assert cost.doubt == CHANGED
-    cost.begun(0.011)
-    assert cost.doubt == ""
 
 
 def test_what_is_seldom_seen_is_learnt_from_as_well_as_what_is_always() -> None:

@@ -21,7 +21,7 @@ from unittest.mock import Mock
 import pytest
 from safetensors import safe_open
 
-from foresay.kvpaging import DiskPages, prefix
+from foresay.kvpaging import DiskPages, prefix, shared_files
 from foresay.kvpaging.threads import BackgroundThreads
 from foresay.spec.budget import CostModel
 from foresay.spec.sampling import SamplingParams
@@ -291,19 +291,19 @@ def test_two_may_write_the_same_page_at_once(
     assert found(model, tmp_path) == 56
 
 
-@pytest.mark.parametrize("clock_was_wrong", [False, True])
+@pytest.mark.parametrize(("clock_was_wrong", "most", "blocks"), [(False, 24, 1000), (True, 24, 1000), (False, 48, 48)])
 def test_the_ends_of_what_was_not_used_for_longest_go_first(
-    model: TableModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock_was_wrong: bool
+    model: TableModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock_was_wrong: bool, most: int, blocks: int
 ) -> None:
+    monkeypatch.setattr(shared_files, "free", lambda folder: 4096 * (blocks - len(list(folder.glob("*/*")))))
     for number in range(2):
         monkeypatch.setattr(time, "time_ns", lambda number=number: 10**18 + number * 10**12)
-        made = harness(model, tmp_path, "a", most=4096 * 24)
+        made = harness(model, tmp_path, "a", 4096 * most)
         made.answer([8 - number, *PROMPT], GREEDY)
         idle(made)
         for path in tmp_path.glob("*/*") if clock_was_wrong and not number else ():
             os.utime(path, (4e9, path.stat().st_mtime - 1e9 + 4e9))
-    assert len(list(tmp_path.glob("*/*"))) <= 24
-    assert found(model, tmp_path, [7, *PROMPT]) == 60
+    assert len(list(tmp_path.glob("*/*"))) <= 24 and found(model, tmp_path, [7, *PROMPT]) == 60
     assert 0 < found(model, tmp_path, [8, *PROMPT]) < 60
 
 

@@ -51,14 +51,6 @@ class Chained(Parrot):
         return [0.8**depth for depth in range(1, levels + 1)]
 
 
-class Checking(Chained):
-    """Goes on from what is found."""
-
-    checks = True
-
-    def check(self, sequence: SequenceState, found: DraftTree) -> None: ...
-
-
 def model(seconds: float = 0.1, parrot: type[Parrot] = Parrot) -> Member:
     return Member.model(parrot("model", MODEL), DraftCost(seconds, 0.1, 0.01, deciding=1e-9))
 
@@ -102,7 +94,7 @@ def test_the_pace_of_two_is_what_both_bring() -> None:
         trace, first = came(one, plans[0], LOOKED, [3, 5, 7], 2)
         _, second = came(other, plans[1], DraftTree.chain([7]), [9], 0)
         budget.stepped(trace, [*first, *second])
-    assert sum(case.pace(1.0) for case in budget._cases.values()) == pytest.approx(3.0 + 1.0, rel=0.02)
+    assert sum(case.pace(1.0) for case in budget._texts.values()) == pytest.approx(3.0 + 1.0, rel=0.02)
 
 
 def test_a_pinned_shape_is_drafted_by_the_best_and_measures_the_others() -> None:
@@ -300,7 +292,7 @@ def test_where_looking_is_dear_and_vain_a_model_drafts_on_as_planned() -> None:
         whys.append(budget.why)
     repeated = [why is before for before, why in pairwise(whys)]
     assert sum(repeated[30:]) > 20
-    assert budget._cases[one.id].pace(1.0) > 1.5, "what comes of it still tells the pace"
+    assert budget._texts[one.id].pace(1.0) > 1.5, "what comes of it still tells the pace"
     for fewer in range(4):  # of these no look can be due, each would be planned as the one before
         one.limit = len(one.tokens) + 5 - fewer
         (plan,) = budget.plan([one])
@@ -341,17 +333,6 @@ def test_next_to_found_nodes_levels_and_rows_cost_more() -> None:
     assert np.all(np.array(together.rows) >= np.array(alone.rows))
 
 
-def test_what_is_checked_has_room_in_the_draft() -> None:
-    """Together with a text that goes on, one of which two tokens are left, and for which two disagree on them."""
-    names = ("one", 3), ("two", 4)
-    looked = [Member.looking(Parrot(name, DraftTree.chain([7, t, t], name, (1.0, 0.5, 0.4)))) for name, t in names]
-    member = Member.model(Checking("model", MODEL), DraftCost(0.0, 0.05, 0.0, 0.1))
-    budget, one = budget_of(*looked, member), sequence()
-    one.limit, other = 10_000, replace(one, id="other", limit=len(one.tokens) + 3)
-    long, short = (model_share(plan) for plan in budget.plan([one, other]))
-    assert long.first and short.first and len(short.first) <= short.shape.nodes == 3
-
-
 def test_a_chain_is_planned_whole_where_deciding_level_by_level_is_not_worth_it() -> None:
     """Its cost is corrected by what chains take, and what it brings says nothing of trees."""
     cost = DraftCost(0.1, 0.1, 0.01, deciding=0.3)
@@ -373,5 +354,5 @@ def test_a_chain_is_planned_whole_where_deciding_level_by_level_is_not_worth_it(
         budget.stepped(*came(one, plan, chain, [3, 6, 1], 2, plan=0.0, propose=0.6, forward=1.0))
         (plan,) = budget.plan([one])
     assert member.costs.now().seconds(2, grown=False) == pytest.approx(0.6, rel=0.1)
-    assert member.brings == GUESS and budget._cases[one.id].claims["model"].chance(0.8) > 0.8
+    assert member.brings == GUESS and budget._texts[one.id].claims["model"].chance(0.8) > 0.8
     assert member.costs.now().seconds(2) < 1.45, "deciding is no part of a chain"

@@ -42,6 +42,6 @@ def test_a_bar_is_known_before_the_tree_and_goes_by_the_rows_around_its_end() ->
 
 
 def test_where_no_rows_are_left_nothing_is_worth_one() -> None:
-    price = Price.of(10.0, 0.0, [1.0], 1, 1)
+    price = Price(0.0, [0.0], 1, 1)
     assert worth([0.9], price.rows) == 0
-    assert not Price.of(10.0, 0.1, [1.0], 1, 1).bar(0.5).reached([0.9])
+    assert not Price(1.0, [0.0], 1, 1).bar(0.5).reached([0.9])

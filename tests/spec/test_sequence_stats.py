@@ -57,7 +57,7 @@ def moved(tree: tuple[float, ...]) -> list[float]:
 
 def kept(steps: Steps) -> float:
     """What a claim of the model is worth in this text."""
-    return steps.budget._cases["s"].claims["model"].chance(0.5)
+    return steps.budget._texts["s"].claims["model"].chance(0.5)
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_a_step_of_another_plan_changes_nothing_for_what_was_found(free: Steps) 
     """A prompt is read, say, or a step goes without drafts: the text is longer than it was planned for."""
     free.looked.tree = replace(LOOKED, drafter="looked")
     free.step([9], 0)
-    case = free.budget._cases.get("s")
+    case = free.budget._texts.get("s")
     assert case is not None
     believed, pace = case.claims["looked"].chance(0.6), case.pace(1.0)
     free.one.tokens.extend([5, 5])
@@ -114,7 +114,7 @@ def test_bad_luck_in_the_first_trees_is_not_the_end_and_a_model_that_is_never_ri
     free: Steps,
 ) -> None:
     def expected() -> float:
-        case = free.budget._cases["s"]
+        case = free.budget._texts["s"]
         return free.model.tree(free.one, case.claims["model"]).tokens
 
     free.step([9], 0)
@@ -135,7 +135,7 @@ def test_bad_luck_in_the_first_trees_is_not_the_end_and_a_model_that_is_never_ri
 def test_what_trees_showed_is_forgotten_while_chains_are_drafted(free: Steps) -> None:
     """They are compared again some day."""
     free.step([9], 0)
-    claims, member = free.budget._cases["s"].claims["model"], free.model
+    claims, member = free.budget._texts["s"].claims["model"], free.model
     for _ in range(60):
         member.saw(MODEL, MODEL, 0, claims)
     lost = member.came / member.claimed

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from foresay.spec.budget.cost import DraftCost
-from foresay.spec.budget.weigh import CandidatePlan, Estimate, ExpectedTree, StepCosts
+from foresay.spec.budget.weigh import NO_TREE, DraftOption, ExpectedTree, StepCosts
 
 
 class Offer(NamedTuple):
@@ -23,12 +23,12 @@ class Offer(NamedTuple):
     chains: Mapping[str, Sequence[float]] = {}
 
 
-def weigh(offers: Sequence[Offer], by: StepCosts) -> list[CandidatePlan]:
+def weigh(offers: Sequence[Offer], by: StepCosts) -> list[DraftOption]:
     """All plans, the best first."""
-    estimates = [Estimate(offer.trees, offer.chains) for offer in offers]
-    ways = by.alone(estimates)
+    texts = [{m: (o.trees.get(m, NO_TREE), o.chains.get(m, ())) for m in {*o.trees, *o.chains}} for o in offers]
+    ways = [*by.ways(texts)]
     if any(offer.found for offer in offers):
-        ways += by.beside(estimates, [offer.found for offer in offers], [offer.remaining for offer in offers])
+        ways += by.ways(texts, [offer.found for offer in offers], [offer.remaining for offer in offers])
     return sorted(ways, key=attrgetter("worth"), reverse=True)
 
 
@@ -65,11 +65,6 @@ def tried(estimates: Sequence[Offer], by: StepCosts) -> float:
         tokens = rows + sum(sum(one.chains["small"][:levels]) for one in estimates)
         spent = by.seconds[rows + rows * levels] + by.drafts["small"].seconds(levels, (rows - 1) * levels, False)
         best = max(best, tokens - by.pace * spent)
-        if by.checks and any(one.found for one in estimates):
-            first = [one.found[: levels - 1] for one in estimates]
-            passes = max(1.0, levels - min(map(sum, first)))
-            spent = by.seconds[rows + rows * levels] + by.drafts["small"].seconds(passes, 0.0, False)
-            best = max(best, tokens - by.pace * spent)
     return best
 
 
@@ -77,14 +72,14 @@ def tried(estimates: Sequence[Offer], by: StepCosts) -> float:
 def test_as_good_as_the_best_of_all(sequences: int) -> None:
     rng = random.Random(sequences)
     drafted = 0
-    for number in range(150):
+    for _ in range(150):
         estimates, slope = offers_of(rng, sequences), rng.uniform(0.0, 0.3)
         by = costs(
             [1.0 + slope * rows for rows in range(40)],
             sequences * rng.uniform(0.7, 2.0),
             small=draft(rng.uniform(0.0, 0.4), rng.uniform(0.0, 0.4), 0.1),
             head=draft(rng.uniform(0.0, 0.4)),
-        )._replace(checks=("small",)[: number % 2])
+        )
         ways = weigh(estimates, by)
         alone = [way for way in ways if not way.model or way.chain]
         assert max(way.worth for way in alone) == pytest.approx(tried(estimates, by))
@@ -128,7 +123,7 @@ def test_a_chain_is_as_long_as_its_levels_and_rows_are_worth() -> None:
     estimate = Offer((), trees, chains={"small": [0.6, 0.4, 0.2, 0.1]})
     seconds = [1.0 + 0.05 * rows for rows in range(20)]
 
-    def best(deciding: float, level: float) -> list[CandidatePlan]:
+    def best(deciding: float, level: float) -> list[DraftOption]:
         return weigh([estimate], costs(seconds, 1.0, small=draft(0.0, level, deciding)))
 
     chain, tree, none = best(deciding=0.1, level=0.1)

@@ -14,7 +14,7 @@ from foresay.spec.trace import Statistics
 
 def chosen(id: str = "r", prompt: int = 1) -> Choice:
     request = Request(id=id, prompt=[1] * prompt, params=SamplingParams())
-    return cast(Choice, SimpleNamespace(request=request, words="", counts=Statistics()))
+    return cast(Choice, SimpleNamespace(request=request, counts=Statistics()))
 
 
 def kept(stats: RequestStats, delta: Delta, piece: Piece) -> None:

@@ -10,7 +10,7 @@ import pytest
 from foresay.server.metrics.counters import Shape, shape_of, unlink
 from foresay.server.metrics.fields import Histogram
 from foresay.server.metrics.report import Node
-from foresay.server.metrics.request_stats import MOST_STEPS, RequestStats, SharedStats
+from foresay.server.metrics.request_stats import RequestStats, SharedStats
 from foresay.server.text.choice import Piece
 from foresay.spec.accept import summed
 from foresay.spec.request import Delta, Origin, RequestEnd
@@ -68,8 +68,6 @@ def test_random_runs_count_as_the_engine_counts_them(seed: int) -> None:
             statistics.accepted,
         )
         assert (summary.output_tokens, summary.discarded) == (statistics.completion_tokens, statistics.discarded)
-        assert [step.accepted for step in entry.detail().steps] == statistics.per_step_accepted
-        assert [step.drafted for step in entry.detail().steps] == statistics.per_step_drafted
         all_statistics.append(statistics)
     totals = shared.ring.total()
     for counts, field in (
@@ -99,39 +97,6 @@ def test_the_positions_of_a_tree() -> None:
     assert [unlink(place) for place in shape.links] == [(1, 0, 0), (1, 1, 0), (2, 0, 0), (2, 1, 0), (2, 2, 1)]
     assert [unlink(place) for place in shape.trails[5]] == [(1, 1, 0), (2, 2, 1)]
     assert shape_of((-1, 0)) is shape_of((-1, 0)) is not shape_of((-1, 0, 1))
-
-
-def test_the_text_of_a_request_by_origin() -> None:
-    entry = stats(ticking())
-    forced = Origin(4, "ngram", [-1, 0, 1, 2], 1, [1, 2], {"forward": 0.002, "draw": 0.001})
-    first = Origin(3, "", [-1], 0, [], {"forward": 0.004})
-    kept(entry, Delta(id="r", tokens=[5], origin=first), Piece(text="Once", token_ids=[5], offsets=[0]))
-    text = Piece(text=" upon a ti", token_ids=[6, 7, 8], offsets=[4, 9, 11])
-    kept(entry, Delta(id="r", tokens=[6, 7, 8], origin=forced), text)
-    kept(entry, Delta(id="r", tokens=[], finish_reason="length"), Piece(text="me", finish_reason="length"))
-    detail = entry.detail()
-    assert [(one.text, one.drafter, one.depth, one.forced) for one in detail.text] == [
-        ("Once", "", 0, False),
-        (" upon", "ngram", 1, True),
-        (" a", "ngram", 2, False),
-        (" time", "", 0, False),
-    ]
-    assert [(one.step, one.drafter, one.drafted, one.accepted, one.tokens) for one in detail.steps] == [
-        (3, "", 0, 0, 1),
-        (4, "ngram", 3, 2, 3),
-    ]
-    assert [one.milliseconds for one in detail.steps] == pytest.approx([4.0, 3.0])
-    assert detail.whole and detail.summary.finish_reason == "length"
-    assert (detail.summary.drafters, detail.summary.drafted, detail.summary.accepted) == ({"ngram": 1}, 3, 2)
-
-
-def test_of_a_long_request_the_beginning_is_kept() -> None:
-    entry, origin = stats(ticking()), Origin(1, "", [-1], 0, [], {})
-    for number in range(MOST_STEPS + 5):
-        kept(entry, Delta(id="r", tokens=[5], origin=origin), Piece(text="a", token_ids=[5], offsets=[number]))
-    detail = entry.detail()
-    assert (len(detail.steps), len(detail.text), detail.whole) == (MOST_STEPS, MOST_STEPS, False)
-    assert detail.summary.output_tokens == MOST_STEPS + 5
 
 
 def test_gaps_between_chunks_and_the_time_of_a_token() -> None:

@@ -14,10 +14,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from foresay.drafters.heads.lesson import Depth, Judged
 from foresay.drafters.training.teacher import Teacher
 from foresay.server.cli.main import main
-from foresay.server.cli.train import verdict
 
 
 @pytest.mark.parametrize(
@@ -30,36 +28,17 @@ def test_the_command_trains_and_prints_how_good_it_is(target, prompts, tmp_path,
     out = shown.out.splitlines()
     assert re.fullmatch(r"judged on 2 texts \(\d+ tokens\) that it did not learn from", out[0])
     assert out[1].split() == ["depth", "accepted", "at", "T=0", "at", "T=1", "cross-entropy"]
-    assert [line.split()[0] for line in out[2:-1]] == rows
-    assert out[-1] == (
-        "too few held-out texts to judge: 2; give at least 20 prompts and --samples 200 for a verdict"
-    ), "a handful of tokens can all be right, or none"
+    assert [line.split()[0] for line in out[2:]] == rows
     config = json.loads((tmp_path / "my-own" / "config.json").read_text())
     if kind != "draft":
         both = zip(config["acceptance"]["greedy"], config["acceptance"]["sampled"], strict=True)
-        assert [[f"{share:.1%}" for share in shares] for shares in both] == [line.split()[1:3] for line in out[2:-1]]
+        assert [[f"{share:.1%}" for share in shares] for shares in both] == [line.split()[1:3] for line in out[2:]]
     draft = f"{tmp_path}/my-own" if kind == "draft" else f"{kind}:{tmp_path}/my-own"
-    name = "draft_model" if kind == "draft" else kind
     assert shown.err.splitlines() == [
-        f"3 prompts, each used about 10 times; {target} answers them in 30 texts of up to 20 tokens; {name} is trained "
-        "on these for 3 steps of 4 texts",
-        "only 2 of the texts will be held out to judge it: give at least 20 prompts and --samples 200 for a verdict",
         f"saved in {tmp_path}/my-own",
         f"use it:      foresay serve {target} --draft {draft}",
         f"measure it:  foresay bench {target} --draft {draft}",
     ]
-
-
-@pytest.mark.parametrize(
-    ("texts", "right", "printed"),
-    [
-        (100, 0.63, "good: the first guess is right 63% of the time at T=1, 70% at T=0"),
-        (10, 0.25, "too little: the first guess is right 25% of the time at T=1, 70% at T=0; aim for more than half, "),
-        (1, 1.0, "too few held-out texts to judge: 1; give at least 20 prompts"),
-    ],
-)
-def test_the_verdict_needs_texts_and_a_first_guess_that_is_mostly_right(texts, right, printed) -> None:
-    assert verdict(Judged([Depth(2.0, 0.7, right), Depth(2.0, 0.1, 0.1)], texts, 60 * texts)).startswith(printed)
 
 
 def test_threads_sleep_while_they_wait_for_each_other(target, prompts, tmp_path) -> None:
@@ -72,22 +51,6 @@ def test_threads_sleep_while_they_wait_for_each_other(target, prompts, tmp_path)
     environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.stdout == "passive\n", done.stderr
-
-
-def test_texts_for_a_target_that_chats_are_pointed_out(target, prompts, tmp_path, capsys) -> None:
-    chatty = shutil.copytree(target, tmp_path / "chatty")
-    (chatty / "chat_template.jinja").write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
-    chats = tmp_path / "chats.jsonl"
-    chats.write_text(json.dumps({"messages": [{"role": "user", "content": "says the fox"}]}))
-
-    def printed(prompts: Path, out: str) -> list[str]:
-        words = f"train medusa --target {chatty} --prompts {prompts} --out {tmp_path}/{out} --samples 2 --length 14"
-        assert main([*words.split(), "--steps", "1"]) == 0
-        return [line for line in capsys.readouterr().err.splitlines() if "without a chat" in line]
-
-    [line] = printed(prompts, "texts")
-    assert line.startswith("3 prompts without a chat: the target continues such a text as it is.")
-    assert printed(chats, "chats") == []
 
 
 def test_a_run_stopped_while_it_writes_keeps_the_texts_that_are_complete(target, prompts, tmp_path, capsys) -> None:
@@ -118,7 +81,7 @@ def test_a_run_stopped_while_it_writes_keeps_the_texts_that_are_complete(target,
 
 
 def one_line(capsys, words: str, status: int) -> str:
-    """What a command that fails prints on stderr, after its plan."""
+    """What a command that fails prints on stderr."""
     assert main(words.split()) == status
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith("foresay train: ")
@@ -217,7 +180,7 @@ def test_a_broken_target_is_named(target, prompts, tmp_path, capsys, how, printe
     damaged(broken, how)
     words = f"train eagle3 --target {broken} --prompts {prompts} --out {tmp_path}/head --samples 4 --length 20"
     assert main(words.split()) in (1, 2)
-    _, _, line = capsys.readouterr().err.splitlines()
+    (line,) = capsys.readouterr().err.splitlines()
     assert str(broken) in line
     assert printed in line
     assert list(tmp_path.iterdir()) == [broken]

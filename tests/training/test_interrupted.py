@@ -68,7 +68,7 @@ def error_line(ended: Ended) -> str:
     """The line on stderr of a command that failed, after its plan."""
     assert ended.status == 1, ended.err
     assert ended.out == ""
-    _, _, line = ended.err.splitlines()
+    (line,) = ended.err.splitlines()
     return line
 
 

@@ -1,4 +1,4 @@
-"""What the levels of a draft are made of: samples and children by the target's ids, where rows go, the last tokens."""
+"""What the levels of a draft are made of: samples and children by the target's ids."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from torch import Tensor
 from foresay.spec.sample import BROKEN
 from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.records import MOST_CHILDREN
-from foresay.verifier.ops.rows import join_columns, put_rows
 from foresay.verifier.ops.sample import best_children, sample_rows
-from foresay.verifier.ops.trees import advance, lay_out, rows_of_paths, text_ends
 from tests.kernels.children_cases import sampling_of
 
 KINDS: list[dict[str, Any]] = [
@@ -107,66 +105,3 @@ def test_ties_and_rows_of_little() -> None:
     assert (chances[1] == -math.inf).all() and (tokens[1] == 0).all()
     assert tokens.tolist()[2] == [0, 2, 3, 5, 0, 0, 0, 0] and chances[2].isfinite().sum() == 4
     assert tokens.tolist()[3] == [5, 0, 0, 0, 0, 0, 0, 0] and float(chances[3, 0]) == pytest.approx(0.0)
-
-
-@pytest.mark.parametrize("page_size", [1, 16, 48])
-def test_lay_out(page_size) -> None:
-    lengths, live = [0, 5, 47, 48, 130], [1, 1, 1, 1, 0]
-    pages = 64 // page_size + 1
-    tables = torch.randperm(1000, dtype=torch.int32)[: 5 * pages].view(5, pages)
-    tables[4] = 0
-    depths, nodes = torch.tensor([0, 1, 1, 2], dtype=torch.int32), torch.tensor([[0, 1, 2, 5]] * 5)
-    arguments = (torch.tensor(lengths, dtype=torch.int32), depths, nodes, torch.tensor(live, dtype=torch.int32))
-    positions, slots = lay_out(tables, page_size, *arguments)
-    wanted = []
-    for sequence, length in enumerate(lengths):
-        for depth, node in zip(depths.tolist(), (0, 1, 2, 5), strict=True):
-            page, offset = divmod(length + node, page_size)
-            real = live[sequence] == 1
-            wanted.append((length + depth, int(tables[sequence, page]) * page_size + offset) if real else (0, 0))
-    assert list(zip(positions.tolist(), slots.tolist(), strict=True)) == wanted
-    each = lay_out(tables, page_size, arguments[0], depths.repeat(5, 1), *arguments[2:])
-    assert torch.equal(each[0], positions) and torch.equal(each[1], slots)
-
-
-def test_recent_tokens() -> None:
-    recent = torch.arange(12).view(3, 4)
-    emitted = torch.arange(100, 115).view(3, 5)
-    lengths, ends = torch.tensor([9, 8, 7], dtype=torch.int32), torch.tensor([[10], [9], [8]])
-    advance(recent, lengths, ends, emitted, torch.tensor([0, 2, 5]))
-    assert recent.tolist() == [[0, 1, 2, 3], [6, 7, 105, 106], [111, 112, 113, 114]]
-    assert lengths.tolist() == [9, 10, 12] and ends.tolist() == [[10], [11], [13]]
-
-
-def test_the_ends_of_texts() -> None:
-    """Of a text that is shorter than what a pass runs the root comes earlier, and again behind itself."""
-    recent = torch.tensor([[1, 2, 3, 4, 5], [0, 0, 0, 8, 9], [0, 0, 0, 0, 7], [1, 2, 3, 4, 6]])
-    lengths = torch.tensor([20, 1, 0, 3], dtype=torch.int32)
-    found = text_ends(recent, lengths, 4, 0)
-    assert found.tokens.tolist() == [[2, 3, 4, 5], [8, 9, 9, 9], [7, 7, 7, 7], [2, 3, 4, 6]]
-    assert found.lengths.tolist() == [17, 0, 0, 0] and found.lengths.dtype == torch.int32
-    assert found.roots.tolist() == [3, 5, 8, 15]
-    later = text_ends(recent, lengths, 4, 1)
-    assert later.tokens.tolist() == [[2, 3, 4, 5], [9, 9, 9, 9], [7, 7, 7, 7], [3, 4, 6, 6]]
-    assert later.lengths.tolist() == [17, 1, 1, 1]
-    assert later.roots.tolist() == [3, 4, 8, 14]
-
-
-def test_the_rows_of_paths() -> None:
-    """Of two texts of 9 and 30 tokens, the first of whose paths is over after two nodes."""
-    paths, slots = torch.tensor([[0, 2, -1, -1], [0, 1, 2, 3]]), torch.arange(100, 108).view(2, 4)
-    lengths = torch.tensor([9, 30], dtype=torch.int32)
-    rows, positions, own = rows_of_paths(paths, slots, lengths, 3)
-    assert rows.tolist() == [0, 2, 0, 4, 5, 6]
-    assert positions.tolist() == [9, 10, 11, 30, 31, 32]
-    assert own.tolist() == [100, 101, 102, 104, 105, 106]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
-def test_rows_side_by_side_and_put_where_they_belong(dtype) -> None:
-    wide = torch.arange(60).view(3, 20).to(dtype)
-    parts = [wide[:, at : at + width].contiguous() for at, width in ((0, 1), (1, 16), (17, 3))]
-    joined, table = join_columns(*parts), torch.zeros(5, 20, dtype=dtype)
-    assert torch.equal(joined, wide)
-    put_rows(table, torch.tensor([4, 0, 2]), joined)
-    assert torch.equal(table[[4, 0, 2]], wide) and not table[[1, 3]].any()

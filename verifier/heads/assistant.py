@@ -33,9 +33,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from foresay.kvpaging import KVStore, PageTable
-from foresay.spec.protocols import Features, Rows
-from foresay.verifier.forward_batch import ForwardBatch, StaticRows
+from foresay.kvpaging import KVStore
+from foresay.verifier.forward_batch import StaticRows
 from foresay.verifier.heads.layouts import HeadTensors
 from foresay.verifier.heads.reader import fill, known_ids, pack, taken
 from foresay.verifier.model.config import FINAL_NORM, ModelConfig
@@ -209,16 +208,3 @@ class AssistantHead:
         clusters = self._clusters
         logits = logits_of(self.decoder, normed, rows.count) if clusters is None else clusters.logits(normed)
         return logits, self._back(normed, rows.count)
-
-    def hits(self, features: Features, tokens: Tensor, wanted: Tensor, table: PageTable, store: KVStore) -> Tensor:
-        """bool[R - 1]: whether it predicts the target's choice after each token but the first.
-
-        features, tokens: of a text that the target has read, int64[R]. wanted: int64[R], the target's most likely token
-        after each. table: its pages. store: the target's.
-        """
-        count = len(tokens) - 1
-        # A text's row at position p sees all up to p: as do the rows of a root at p + 1.
-        rows = ForwardBatch.of([Rows(table, tokens[1:], 0)], self.device, store.windows)
-        at_roots = torch.arange(1, count + 1, device=self.device)
-        logits, _ = self.paged(replace(rows, positions=at_roots), features["final"][:count], store)
-        return logits.argmax(dim=-1).cpu() == wanted[1:]

@@ -110,21 +110,6 @@ class HeadConfig:
         if self.generation == 3 and self.mask is not None:
             yield Vector(MASK, 1, more=(1, width * len(self.names)))
 
-    def reading(self, layers: Sequence[int]) -> HeadConfig:
-        """The same for a head that reads the inputs of these layers."""
-        return replace(self, names=tuple(f"layer.{layer}" for layer in layers))
-
-    def other_layers(self, depth: int) -> list[tuple[int, ...]]:
-        """Other possible meanings of the layers, for a target of ``depth`` layers: counted differently, or the authors'
-        choice."""
-        if MTP in self.flags:
-            return []
-        named = [tuple(layer + shift for layer in self.layers) for shift in (1, -1)]
-        if self.generation and len(self.layers) == 3:
-            named += [(2, depth // 2, depth - 3), (3, depth // 2 + 1, depth - 2)]
-        known = (each for each in dict.fromkeys(named) if each and each != self.layers)
-        return [each for each in known if 0 <= min(each) <= max(each) <= depth]
-
     @classmethod
     def read(cls, directory: Path, target: ModelConfig) -> HeadConfig:
         """The configuration in ``directory``.

@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foresay.spec.protocols import Features
 from foresay.verifier.heads.layouts import MEDUSA_NAMES, HeadTensors
 from foresay.verifier.heads.reader import fill, known_ids, taken
 from foresay.verifier.model.config import ModelConfig
@@ -77,14 +76,6 @@ class MedusaHeads:
     def __call__(self, hidden: Tensor, depth: int) -> Tensor:
         """fp32[R, V']: logits of the token ``depth + 2`` positions past each row of ``hidden`` [R, H]."""
         return self.heads[depth](hidden)
-
-    def hits(self, features: Features, wanted: Tensor) -> Tensor:
-        """bool[R - 1]: whether the first head, at each position, predicts the target's choice one token later.
-
-        features: of a text's R positions. wanted: int64[R], the target's most likely token after each.
-        """
-        ids = self(features["final"], 0).argmax(dim=-1).cpu()
-        return (ids if self.token_map is None else self.token_map.cpu()[ids])[:-1] == wanted[1:]
 
     @classmethod
     def load(cls, directory: Path, target: Decoder) -> MedusaHeads:

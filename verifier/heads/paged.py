@@ -38,12 +38,11 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from foresay.kvpaging import KVStore, PageTable
+from foresay.kvpaging import KVStore
 from foresay.spec.protocols import Features, Rows
-from foresay.spec.sampling import SamplingParams
 from foresay.verifier.forward_batch import ForwardBatch, RowGroup, StaticRows
 from foresay.verifier.graphs.rows import chain_words
-from foresay.verifier.graphs.state import BatchSlot, StepState
+from foresay.verifier.graphs.state import StepState
 from foresay.verifier.heads.config import FIRST_NORMS, MASK, RAW, HeadConfig
 from foresay.verifier.heads.markov import MarkovHead
 from foresay.verifier.heads.reader import HeadWeights
@@ -88,12 +87,6 @@ class PagedHead:
         other.token_ids, other.decoder = vocabulary.token_ids, vocabulary.cut(self.decoder)
         return other
 
-    def reading(self, layers: Sequence[int]) -> Self:
-        """The same head, reading other layers of the target; all weights are shared."""
-        other = copy.copy(self)
-        other.config = self.config.reading(layers)
-        return other
-
     def fuse(self, features: Features) -> Tensor:
         """[R, H]: the head's input of each position, from the target's features, each [R, H']."""
         return self._mixed([features[name] for name in self.config.names])
@@ -105,11 +98,6 @@ class PagedHead:
         if "norm_before_fc" in self.config.flags:
             fused = norm(fused, self._norms["input_norm"])
         return fused if self.config.generation == 1 or self._fc is None else self._fc(fused)
-
-    def named(self, logits: Tensor) -> Tensor:
-        """The target's ids of the tokens with the largest logits, on the host."""
-        ids = logits.argmax(dim=-1).cpu()
-        return ids if self.token_ids is None else self.token_ids.cpu()[ids]
 
     def logits(self, normed: Tensor) -> Tensor:
         """fp32[W, V'], from the last norm's output."""
@@ -158,16 +146,6 @@ class EagleHead(PagedHead):
             embedded = norm(embedded, self._norms[EMBEDDING]) if self._norms else embedded
             both = torch.cat((embedded, hidden), dim=-1)
         return self._fc(both)
-
-    def hits(self, features: Features, tokens: Tensor, wanted: Tensor, table: PageTable, store: KVStore) -> Tensor:
-        """bool[R - 1]: whether each row, computed from the true feature before it, predicts the target's choice.
-
-        features, tokens: of a text, int64[R]. wanted: int64[R], the target's most likely token after each. table: a
-        sequence whose R positions are reserved; nothing in ``store`` is marked as filled.
-        """
-        store.clear(table.slots(0, 1))
-        logits, _ = self.run([Rows(table, tokens[1:], 1)], self.fuse(features)[:-1], store)
-        return self.named(logits) == wanted[1:]
 
 
 class MaskBlock:
@@ -218,16 +196,3 @@ class DFlashHead(PagedHead):
         if any(node.causal for node in self.layer.stack.attentions):
             rows = replace(block.rows(state, roots, causal=True), block=rows)
         return self.run_rows(rows, store)[0]
-
-    def hits(self, features: Features, tokens: Tensor, wanted: Tensor, table: PageTable, store: KVStore) -> Tensor:
-        """bool[R / 2 - 1]: as for EAGLE heads, for the first guess of blocks at every other position."""
-        count = len(tokens)
-        slots = table.slots(0, count).to(self.device)
-        self.inject(features, torch.arange(count, device=self.device), slots, store)
-        block = MaskBlock(1, 1 if self.config.anchored else 2, self.config, self.device)
-        state = StepState(1, len(table.pages), table.pool.page_size, 1, self.device)
-        guesses, anchors = [], range(1, count - 1, 2)
-        for anchor in reversed(anchors):  # a block's rows overwrite what was injected after its root
-            state.join([BatchSlot(table.pages, anchor, [int(tokens[anchor])], SamplingParams(temperature=0.0), 0)])
-            guesses.append(self.logits(self.guess(block, state, state.roots.contiguous(), store)))
-        return self.named(torch.cat(guesses[::-1])) == wanted[torch.tensor(list(anchors))]

@@ -19,12 +19,11 @@ from msgspec import UNSET, UnsetType
 
 from foresay.server.api.common.route import EVENTS, Route, json_response
 from foresay.server.gateway.keys import CONTEXT
-from foresay.server.metrics.report import HistoryReport, Point, RequestDetail, RequestSummary, Snapshot
+from foresay.server.metrics.report import HistoryReport, Point, RequestSummary, Snapshot
 from foresay.server.metrics.telemetry import Telemetry
 from foresay.server.models.model import Model
 from foresay.server.models.models import MODELS, Models
 from foresay.server.models.service import Service
-from foresay.server.schemas.errors import ApiError
 from foresay.spec.errors import InvalidRequest
 
 STALL_SECONDS = 20.0
@@ -117,12 +116,6 @@ def served(name: str) -> web.FileResponse:
 FEED: web.AppKey[Feed] = web.AppKey("feed", Feed)
 
 
-class RequestNotFound(ApiError):
-    """No such request of this key is kept."""
-
-    status, type, code, param = 404, "invalid_request_error", "request_not_found", "request_id"
-
-
 def _chosen(http: web.Request) -> Model:
     """The model to report on."""
     return http.app[MODELS].chosen(http.query.get("model"))
@@ -157,19 +150,7 @@ async def requests(http: web.Request) -> web.Response:
     return json_response(_chosen(http).service.telemetry.requests(CONTEXT.get().caller.tenant))
 
 
-async def request(http: web.Request) -> web.Response:
-    """One request of the caller's key: each of its steps, and its text with the origin of every token."""
-    id = http.match_info["request_id"]
-    detail = _chosen(http).service.telemetry.request(CONTEXT.get().caller.tenant, id)
-    if detail is None:
-        raise RequestNotFound(
-            f"Request {id[:200]!r} is not kept: it belongs to another key, or it was dropped to make room"
-        )
-    return json_response(detail)
-
-
 READ_ERRORS = (401, 403, 404)
-_ID = (("request_id", "the id of a request in that list"),)
 QUERY = (("model", "string", "the model to report on, if there are several (default: the first)"),)
 ROUTES = [
     web.get("/dashboard", page),
@@ -177,5 +158,4 @@ ROUTES = [
     web.get("/dashboard/feed", feed, allow_head=False),
     Route("GET", "/dashboard/state", state, answer=State, errors=READ_ERRORS, query=QUERY),
     Route("GET", "/dashboard/requests", requests, answer=list[RequestSummary], errors=READ_ERRORS, query=QUERY),
-    Route("GET", "/dashboard/requests/{request_id}", request, None, RequestDetail, None, READ_ERRORS, _ID, QUERY),
 ]

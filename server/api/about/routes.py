@@ -12,6 +12,7 @@ import foresay
 from foresay.server.api.about.dashboard import page
 from foresay.server.api.common.route import Route, json_response
 from foresay.server.catalog.catalog import find_target
+from foresay.server.metrics.exposition import CONTENT_TYPE
 from foresay.server.metrics.records import Replica
 from foresay.server.models.model import Model
 from foresay.server.models.models import MODELS, Models
@@ -235,8 +236,7 @@ def _sampling(entry: Model) -> UsualSampling | UnsetType:
 
 async def metrics(request: web.Request) -> web.Response:
     """Counters, gauges and histograms, for Prometheus."""
-    body, content_type = await request.app[MODELS].exposition.text(request.headers.get("Accept", ""))
-    return web.Response(body=body, headers={"Content-Type": content_type})
+    return web.Response(body=await request.app[MODELS].exposition.text(), headers={"Content-Type": CONTENT_TYPE})
 
 
 _NAME = (("name", "what clients call the model"),)

@@ -22,7 +22,7 @@ from msgspec import UNSET, UnsetType
 from foresay.server.api.common import statistics
 from foresay.server.api.common.route import EVENTS, Framing
 from foresay.server.models.service import AnswerOrigin
-from foresay.server.schemas import tokens as schemas
+from foresay.server.schemas import chat as schemas
 from foresay.server.schemas.chat import ChatChunk, ChatCompletion, TextCompletion
 from foresay.server.schemas.shared import ErrorBody, GenerationRequest, Metrics, PromptProgress, RequestWarning, Usage
 from foresay.server.text.choice import Choice, Piece

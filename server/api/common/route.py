@@ -62,11 +62,6 @@ NAMED_EVENTS = replace(EVENTS, encode=lambda chunk: f"event: {chunk.type}\n".enc
 LINES = Framing("application/x-ndjson", lambda chunk: one_line(chunk) + b"\n")
 
 
-def comment(framing: Framing, text: str) -> bytes:
-    """A comment in a stream of events; other streams have none."""
-    return f": {text}\n\n".encode() if framing.content_type.startswith("text/event-stream") else b""
-
-
 class EventStream:
     """One streaming response. Headers go out with the first write; nothing is ever compressed or held back.
 
@@ -279,35 +274,6 @@ async def received(http: web.Request, seconds: float) -> bytes:
     return bytes(body)
 
 
-#: How many numbers or short texts are encoded in a millisecond.
-_SLICE = 16_384
-
-
 def json_response(body: object, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
     """``body`` as JSON."""
     return web.Response(body=msgspec.json.encode(body), status=status, headers=headers, content_type="application/json")
-
-
-async def json_slices(http: web.Request, body: dict[str, object]) -> web.StreamResponse:
-    """``body`` as JSON, with lists of any length: written in slices, between which other tasks run."""
-    response = web.StreamResponse(headers={"Content-Type": "application/json"})
-    await response.prepare(http)
-    opening = b"{"
-    for name, value in body.items():
-        await response.write(opening + msgspec.json.encode(name) + b":")
-        await _write(response, value)
-        opening = b","
-    await response.write(b"}")
-    await response.write_eof()
-    return response
-
-
-async def _write(response: web.StreamResponse, value: object) -> None:
-    if not isinstance(value, list) or not value:
-        await response.write(msgspec.json.encode(value))
-        return
-    for begin in range(0, len(value), _SLICE):
-        values = msgspec.json.encode(value[begin : begin + _SLICE])
-        await response.write((b"," if begin else b"[") + values[1:-1])
-        await asyncio.sleep(0)
-    await response.write(b"]")

@@ -17,13 +17,13 @@ import msgspec
 from aiohttp import web
 
 from foresay.server.api.common.answer import Answer
-from foresay.server.api.common.route import EventStream, Framing, Handler, comment, error_body, error_shape
+from foresay.server.api.common.route import EventStream, Framing, Handler, error_body, error_shape
 from foresay.server.engine.generation import Generation
 from foresay.server.models.models import MODELS
 from foresay.server.models.resident import Heartbeat, Keep
 from foresay.server.models.service import Service
 from foresay.server.schemas.errors import ApiError
-from foresay.server.schemas.shared import ErrorBody, PromptProgress
+from foresay.server.schemas.shared import ErrorBody
 from foresay.server.text.choice import Piece, merged
 from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import Delta
@@ -43,8 +43,7 @@ T = TypeVar("T")
 
 
 async def stream(request: web.Request, answer: Answer, generation: Generation, ping: float) -> web.StreamResponse:
-    """Write one event batch per engine step; a comment every ``ping`` seconds while idle, and how far the prompt is
-    read."""
+    """Write one event batch per engine step; a comment every ``ping`` seconds while idle."""
     events = EventStream.of(request, answer.framing)
 
     def patience() -> float:
@@ -86,8 +85,7 @@ async def batches(
         due = sorted(unopened & {index for index, _ in batch} if batch else unopened)
         unopened.difference_update(due)
         chunks = [chunk for index in due for chunk in answer.opening(index)]
-        progress = generation.progress if reports or not batch else None
-        if reports and progress is not None:
+        if reports and (progress := generation.progress) is not None:
             chunks += answer.progress(progress)
         reports = reports and not generation.begun
         for index, piece in batch:
@@ -95,14 +93,7 @@ async def batches(
         if finished(answer):
             yield [*chunks, *answer.closing()], answer.framing.done
         elif chunks or not batch:
-            yield chunks, b"" if batch else _idle(answer.framing, None if generation.begun else progress)
-
-
-def _idle(framing: Framing, progress: PromptProgress | None) -> bytes:
-    """What a stream that waits is kept alive with. progress: of its prompt, if that is still read."""
-    if progress is None:
-        return framing.ping
-    return framing.ping + comment(framing, f"{progress.processed} of {progress.total} tokens of the prompt are read")
+            yield chunks, b"" if batch else answer.framing.ping
 
 
 async def collect(answer: Answer, generation: Generation) -> msgspec.Struct:

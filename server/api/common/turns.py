@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -29,8 +29,8 @@ from foresay.server.schemas import bounds
 from foresay.server.schemas.chat import ChatRequest, CompletionRequest
 from foresay.server.schemas.shared import CONTENT, TEXT, GenerationRequest, Prediction, Speculation
 from foresay.server.text import conversation
-from foresay.server.text.choice import Choice, ChoiceOptions
-from foresay.server.text.grammars.answers import Beginning, chat_grammar
+from foresay.server.text.choice import Choice
+from foresay.server.text.grammars.answers import chat_grammar
 from foresay.server.text.grammars.fields import wanted
 from foresay.server.text.options import (
     bias_list,
@@ -117,10 +117,6 @@ def speculation_params(speculation: Speculation | None, info: EngineInfo) -> dic
     }
 
 
-#: Tokens of a prompt that are decoded for its first words.
-_SHOWN = 80
-
-
 async def completion_choices(
     service: Service, body: CompletionRequest, given: Sequence[str | list[int]]
 ) -> list[Choice]:
@@ -139,13 +135,12 @@ async def chat_choices(
     there is room for.
     """
     continues = bool(body.continue_final_message)
-    chat = await rendered(service, body)
+    said, offer, warnings = await rendered(service, body)
     room = room_for(service, body, "messages")
-    prompt = await service.encode(chat.prompt, bool(body.add_special_tokens), spoken, room)
-    text, offer, chat_format = chat.prompt.text, chat.offer, service.opened()[0].chat_format
+    prompt = await service.encode(said, bool(body.add_special_tokens), spoken, room)
+    text, chat_format = said.text, service.opened()[0].chat_format
     opened = chat_format.opened_by(text, continues)
-    beginning = Beginning(text, opened, continues)
-    grammar = await chat_grammar(body, offer, chat_format, service.opened()[0].tokenizer, beginning)
+    grammar = await chat_grammar(body, offer, chat_format, service.opened()[0].tokenizer, text, opened)
     free = grammar is None and not continues
     return _choices(
         service,
@@ -156,16 +151,15 @@ async def chat_choices(
         grammar=grammar,
         predicted=await prediction_of(service, body),
         parser=partial(chat_format.parser, offer=offer, opened=opened, prompt=text, free=free),
-        warnings=chat.warnings,
+        warnings=warnings,
         strict=strict,
-        words=conversation.last_words(body),
     )
 
 
 async def chat_prompt(service: Service, body: ChatRequest) -> list[int]:
     """The token ids of the conversation, rendered by the model's chat template."""
-    chat = await rendered(service, body)
-    return await service.encode(chat.prompt, add_special_tokens=bool(body.add_special_tokens))
+    prompt, _, _ = await rendered(service, body)
+    return await service.encode(prompt, add_special_tokens=bool(body.add_special_tokens))
 
 
 def room_for(service: Service, body: GenerationRequest, field: str) -> Room | None:
@@ -194,20 +188,16 @@ async def infilled(
     return [[*begun, prefix, *text, *behind] for text in texts]
 
 
-class ModelConversation(NamedTuple):
-    """A conversation as the model reads it. offer: the tools it may call. warnings: about what was changed."""
-
-    prompt: RenderedPrompt
-    offer: conversation.Offer
-    warnings: tuple[Warned, ...]
+#: A conversation as the model reads it, the tools it may call, and warnings about what was changed.
+Said = tuple[RenderedPrompt, conversation.Offer, tuple[Warned, ...]]
 
 
-async def rendered(service: Service, body: ChatRequest) -> ModelConversation:
+async def rendered(service: Service, body: ChatRequest) -> Said:
     """Render the conversation with the model's chat template, in a thread, since a template is an untrusted program."""
     return await asyncio.to_thread(_rendered, service, body)
 
 
-def _rendered(service: Service, body: ChatRequest) -> ModelConversation:
+def _rendered(service: Service, body: ChatRequest) -> Said:
     text = service.opened()[0]
     offer = conversation.offered(body)
     text.chat_format.check(body, offer)
@@ -224,7 +214,7 @@ def _rendered(service: Service, body: ChatRequest) -> ModelConversation:
         return text.tokenizer.render(messages, opens and not continues, continues, given, offered)
 
     try:
-        return ModelConversation(render(messages), offer, noted)
+        return render(messages), offer, noted
     except InvalidRequest:
         folded, moved = conversation.folded(messages)
         if not moved:
@@ -232,7 +222,7 @@ def _rendered(service: Service, body: ChatRequest) -> ModelConversation:
         with suppress(InvalidRequest):
             prompt = render(folded)
             warnings = (warning("system_moved", ("messages", index)) for index in moved)
-            return ModelConversation(prompt, offer, (*noted, *warnings))
+            return prompt, offer, (*noted, *warnings)
         raise
 
 
@@ -278,22 +268,30 @@ def _choices(
     parser: Callable[[str], OutputParser] = lambda request_id: PlainText(),
     warnings: tuple[Warned, ...] = (),
     strict: bool = False,
-    words: str = "",
 ) -> list[Choice]:
     """``n`` choices per prompt, checked.
 
     field: the request's field with the prompts. follows: whether the answer's text continues the prompt's. grammar:
     what all choices must match. predicted: tokens that they will probably have. parser: makes the parser of a choice,
-    given its request's id. warnings: about the prompt. strict: as in :func:`chat_choices`. words: the first words to
-    show, if not those of the prompt's tokens.
+    given its request's id. warnings: about the prompt. strict: as in :func:`chat_choices`.
     """
     text, info = service.opened()
-    params, options = _params(service, body), _text_options(body)
+    params = _params(service, body)
     drafted = speculation_params(body.speculation, info)
     count = choices_of(body)
     check_choices(len(prompts), count)
     check_echoed(body, prompts, count)
     unique, salt, ignored = uuid.uuid4().hex, _salt(body), validation.not_followed(body)
+    made = partial(
+        Choice,
+        tokenizer=text.tokenizer,
+        eos_token_ids=info.eos_token_ids,
+        stop=validation.stop_strings(body),
+        include_stop=bool(body.include_stop_str_in_output),
+        skip_special_tokens=body.skip_special_tokens is not False,
+        silent=scores_only(body),
+        provenance=bool(body.provenance),
+    )
     choices = []
     for index, given in enumerate(prompts):
         prompt, own, shortened = _fitted(service, body, field, strict, params, given)
@@ -307,12 +305,9 @@ def _choices(
             private=getattr(body, "store", None) is False,
             **drafted,
         )
-        context = prompt if follows else ()
         noted = (*warnings, *shortened, *ignored)
-        shown = words or conversation.first_words(text.tokenizer.decode(prompt[:_SHOWN]))
         for one in forked(request, count):
-            about = context, parser(one.id), noted, shown
-            choices.append(Choice(one, text.tokenizer, options, info.eos_token_ids, *about))
+            choices.append(made(one, context=prompt if follows else (), parser=parser(one.id), warnings=noted))
     return choices
 
 
@@ -331,16 +326,6 @@ def _params(service: Service, body: GenerationRequest) -> SamplingParams:
         params = msgspec.structs.replace(params, logit_bias=biases, bad_words=bans)
         params.validate(info.vocab_size)
     return validation.capped(body, params, service.config.max_output_tokens)
-
-
-def _text_options(body: GenerationRequest) -> ChoiceOptions:
-    return ChoiceOptions(
-        stop=validation.stop_strings(body),
-        include_stop=bool(body.include_stop_str_in_output),
-        skip_special_tokens=body.skip_special_tokens is not False,
-        silent=scores_only(body),
-        provenance=bool(body.provenance),
-    )
 
 
 def _fitted(

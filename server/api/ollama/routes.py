@@ -20,8 +20,7 @@ from foresay.server.api.common import validation
 from foresay.server.api.common.route import LINES, ErrorShape, EventStream, Route, Stream, json_response
 from foresay.server.api.common.streaming import Answering, leased
 from foresay.server.api.common.turns import answered, chat_choices, completion_choices
-from foresay.server.api.ollama import answer as answers
-from foresay.server.api.ollama import request as ollama
+from foresay.server.api.ollama import chats as ollama
 from foresay.server.api.ollama import schemas
 from foresay.server.catalog.catalog import of_short_name
 from foresay.server.gateway.keys import CONTEXT
@@ -36,40 +35,37 @@ from foresay.server.text.prompt import Room
 from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import EngineInfo
 
-# -- models that are fetched: each by ``foresay pull`` in a process of its own, which ends with its last client --------
+# -- models that are fetched -------------------------------------------------------------------------------------------
 
-#: Most downloads at once, and the seconds that one has to remove what it began.
-MOST, CLEAN_SECONDS = 2, 2.0
+#: Seconds that a download has to remove what it began.
+CLEAN_SECONDS = 2.0
 
 
-class Pull:
-    """A model that is fetched, or waits for that. clients: those who wait for it. done: raises ModelNotFound if it
-    cannot be fetched."""
+@asynccontextmanager
+async def fetching(name: str) -> AsyncIterator[asyncio.Task[None]]:
+    """Fetch a model by ``foresay pull`` in a process of its own, which ends with this context. The task raises
+    ModelNotFound if that cannot be."""
+    task = asyncio.create_task(_fetch(name))
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
-    def __init__(self, name: str, slots: asyncio.Semaphore) -> None:
-        self.name, self.clients, self.begun = name, 0, False
-        self.done = asyncio.create_task(self._fetch(slots))
 
-    @property
-    def status(self) -> str:
-        """What is going on, in a few words."""
-        return f"pulling {self.name}" if self.begun else f"waiting for {MOST} other models that are pulled"
-
-    async def _fetch(self, slots: asyncio.Semaphore) -> None:
-        words = [sys.executable, "-P", "-m", "foresay.server.cli.main", "pull", self.name]
-        environment = os.environ | {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-        async with slots:
-            self.begun = True
-            process = await asyncio.create_subprocess_exec(
-                *words, env=environment, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE, start_new_session=True
-            )
-            try:
-                said = (await process.communicate())[1].decode(errors="replace").strip()
-            finally:
-                await _end(process)
-        if process.returncode:
-            last = said.rpartition("\n")[2].removeprefix("foresay pull: ").removeprefix("NAME ")
-            raise ModelNotFound(last or f"{self.name}: the download ended with status {process.returncode}")
+async def _fetch(name: str) -> None:
+    words = [sys.executable, "-P", "-m", "foresay.server.cli.main", "pull", name]
+    environment = os.environ | {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    process = await asyncio.create_subprocess_exec(
+        *words, env=environment, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE, start_new_session=True
+    )
+    try:
+        said = (await process.communicate())[1].decode(errors="replace").strip()
+    finally:
+        await _end(process)
+    if process.returncode:
+        last = said.rpartition("\n")[2].removeprefix("foresay pull: ").removeprefix("NAME ")
+        raise ModelNotFound(last or f"{name}: the download ended with status {process.returncode}")
 
 
 async def _end(process: Process) -> None:
@@ -80,31 +76,6 @@ async def _end(process: Process) -> None:
                 os.killpg(process.pid, number)
             async with asyncio.timeout(CLEAN_SECONDS):
                 await process.wait()
-
-
-class Pulls:
-    """All of them, by name."""
-
-    def __init__(self) -> None:
-        self._slots = asyncio.Semaphore(MOST)
-        self._running: dict[str, Pull] = {}
-
-    def __len__(self) -> int:
-        return len(self._running)
-
-    @asynccontextmanager
-    async def fetching(self, name: str) -> AsyncIterator[Pull]:
-        """Have a model fetched, if it is not already; without a client that waits it is not."""
-        pull = self._running.get(name) or self._running.setdefault(name, Pull(name, self._slots))
-        pull.clients += 1
-        try:
-            yield pull
-        finally:
-            pull.clients -= 1
-            if not pull.clients:
-                del self._running[name]
-                pull.done.cancel()
-                await asyncio.gather(pull.done, return_exceptions=True)  # nobody else asks how it ended
 
 
 # -- routes ------------------------------------------------------------------------------------------------------------
@@ -134,7 +105,7 @@ async def _chat(http: web.Request, service: Service, body: schemas.OllamaChatReq
     with ollama.NAMES as names:
         request = ollama.chat_of(body, text.chat_format)
         choices = names.warned(await chat_choices(service, request))
-        return await answered(http, service, request, choices, answers.OllamaChat, _origin(service, body))
+        return await answered(http, service, request, choices, ollama.OllamaChat, _origin(service, body))
 
 
 async def generate(http: web.Request, body: schemas.OllamaGenerateRequest) -> web.StreamResponse:
@@ -159,7 +130,7 @@ async def _generate(
             request = raw = await _raw(service, body, prompt)
             choices = await completion_choices(service, raw, validation.prompts(raw))
         warned = names.warned(choices)
-        return await answered(http, service, request, warned, answers.OllamaGenerate, _origin(service, body))
+        return await answered(http, service, request, warned, ollama.OllamaGenerate, _origin(service, body))
 
 
 async def _load_only(
@@ -207,7 +178,7 @@ async def tags(http: web.Request) -> web.Response:
     models.check_open()
     names = [(entry, name) for entry in models for name in entry.service.names.known]
     return json_response(
-        schemas.Tags([answers.described(name, models.server.created, entry.info) for entry, name in names])
+        schemas.Tags([ollama.described(name, models.server.created, entry.info) for entry, name in names])
     )
 
 
@@ -221,7 +192,7 @@ async def running(http: web.Request) -> web.Response:
 
 
 def _running(entry: Model, info: EngineInfo) -> schemas.RunningModel:
-    known = msgspec.structs.asdict(answers.described(entry.name, entry.service.server.created, info))
+    known = msgspec.structs.asdict(ollama.described(entry.name, entry.service.server.created, info))
     held, stays = 0 if info.footprint is None else info.footprint.held, entry.stays(time.monotonic())
     return schemas.RunningModel(
         **known | {"size": held},
@@ -248,8 +219,8 @@ def _shown(entry: Model) -> schemas.Shown:
         modelfile=f"FROM {target}\n",
         parameters="\n".join(f"{name} {value}" for name, value in defaults.items() if value is not None),
         template="" if text is None else text.tokenizer.template,
-        details=answers.details(entry.info),
-        model_info=answers.model_info(entry.name, target, entry.info, entry.longest),
+        details=ollama.details(entry.info),
+        model_info=ollama.model_info(entry.name, target, entry.info, entry.longest),
         capabilities=["completion"] if text is None else _capabilities(text),
         modified_at=moment(entry.service.server.created),
     )
@@ -270,12 +241,12 @@ async def pull(http: web.Request, body: schemas.PullRequest) -> web.StreamRespon
             raise ModelNotFound(f"The model {name[:100]!r} was not found: it is neither of the catalog nor OWNER/NAME")
         if not CONTEXT.get().caller.alone:
             raise Forbidden("With several API keys models are fetched on the server only: foresay pull")
-        async with http.app[MODELS].server.of(Pulls).fetching(name) as pulling:
+        async with fetching(name) as fetched:
             silent = body.stream is False
-            while not (await asyncio.wait([pulling.done], timeout=None if silent else PULL_SECONDS))[0]:
-                await lines.send([schemas.PullStatus(pulling.status)])
+            while not (await asyncio.wait([fetched], timeout=None if silent else PULL_SECONDS))[0]:
+                await lines.send([schemas.PullStatus(f"pulling {name}")])
         try:
-            pulling.done.result()
+            fetched.result()
         except ModelNotFound as error:
             if not lines.started:
                 raise
@@ -292,7 +263,7 @@ async def version(http: web.Request) -> web.Response:
     return json_response(schemas.OllamaVersion(version=OLLAMA_VERSION, foresay=foresay.__version__))
 
 
-ERRORS = ErrorShape(prefix="/api/", body=schemas.OllamaError, make=answers.error_shape)
+ERRORS = ErrorShape(prefix="/api/", body=schemas.OllamaError, make=ollama.error_shape)
 _CHAT, _GENERATE, _PULL = (
     Stream(LINES, (line, schemas.OllamaError))
     for line in (schemas.OllamaChatLine, schemas.OllamaGenerateLine, schemas.PullStatus)

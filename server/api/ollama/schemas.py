@@ -9,8 +9,8 @@ from msgspec import UNSET, UnsetType
 
 from foresay.server.catalog.formats import EFFORTS
 from foresay.server.schemas.bounds import Stop, Stops, shown
+from foresay.server.schemas.chat import ChatTokenLogprob
 from foresay.server.schemas.shared import Metrics, RequestWarning, not_done
-from foresay.server.schemas.tokens import ChatTokenLogprob
 from foresay.spec.sampling import Logprobs, MinP, Penalty, RepetitionPenalty, Temperature, TopK, TopP
 
 # -- requests ------------------------------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ from foresay.server.api.common.streaming import leasing
 from foresay.server.api.common.turns import answered, chat_choices
 from foresay.server.models.service import AnswerOrigin, Service
 from foresay.server.schemas import chat as schemas
+from foresay.server.schemas.chat import ChatLogprobs, Provenance
 from foresay.server.schemas.shared import ErrorBody, PromptProgress
-from foresay.server.schemas.tokens import ChatLogprobs, Provenance
 from foresay.server.text.choice import Choice, Piece
 from foresay.server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart, joined, text_of, thought_of
 

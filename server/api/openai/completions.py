@@ -17,9 +17,8 @@ from foresay.server.api.common.route import EVENTS, Route, Stream
 from foresay.server.api.common.streaming import leasing
 from foresay.server.api.common.turns import answered, completion_choices, infilled
 from foresay.server.models.service import AnswerOrigin, Service, Text
-from foresay.server.schemas.chat import CompletionChoice, CompletionRequest, TextCompletion
+from foresay.server.schemas.chat import CompletionChoice, CompletionLogprobs, CompletionRequest, TextCompletion
 from foresay.server.schemas.shared import ErrorBody, GenerationRequest, PromptProgress, Usage
-from foresay.server.schemas.tokens import CompletionLogprobs
 from foresay.server.text.choice import Choice, Piece
 from foresay.server.text.tokenizer import Tokenizer
 from foresay.spec.errors import InvalidRequest

@@ -9,7 +9,7 @@ import msgspec
 from aiohttp import web
 
 from foresay.server.api.common import validation
-from foresay.server.api.common.route import Route, json_response, json_slices
+from foresay.server.api.common.route import Route, json_response
 from foresay.server.api.common.turns import chat_prompt, rendered, room_for
 from foresay.server.api.openai.completions import completion_prompts
 from foresay.server.models.models import MODELS
@@ -91,7 +91,7 @@ class Rendered(msgspec.Struct):
 _TEMPLATE_FIELDS = {*TokenizeRequest.__struct_fields__} & {*ChatRequest.__struct_fields__}
 
 
-async def tokenize(http: web.Request, body: TokenizeRequest) -> web.StreamResponse:
+async def tokenize(http: web.Request, body: TokenizeRequest) -> web.Response:
     """The tokens of a text or of a conversation."""
     async with http.app[MODELS].reading(body.model) as service:
         text, info = service.opened()
@@ -102,7 +102,7 @@ async def tokenize(http: web.Request, body: TokenizeRequest) -> web.StreamRespon
         if body.with_pieces:
             pieces = await asyncio.to_thread(lambda: [text.tokenizer.spelled(token).text for token in tokens])
             answer.tokens = [TokenPiece(*one) for one in zip(tokens, pieces, strict=True)]
-    return await json_slices(http, msgspec.structs.asdict(answer))
+    return json_response(answer)
 
 
 async def _tokens(service: Service, body: TokenizeRequest) -> list[int]:
@@ -137,7 +137,7 @@ async def render(http: web.Request, body: ChatRequest) -> web.Response:
     """The rendered prompt of a chat completion."""
     async with http.app[MODELS].reading(body.model) as service:
         _, info = service.opened()
-        prompt, room = (await rendered(service, body)).prompt, room_for(service, body, "messages")
+        (prompt, *_), room = await rendered(service, body), room_for(service, body, "messages")
         tokens = await service.encode(prompt, bool(body.add_special_tokens), room=room)
     answer = Rendered(prompt=prompt.text, token_ids=tokens, count=len(tokens), max_model_len=info.max_model_len)
     return json_response(answer)

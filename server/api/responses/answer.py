@@ -23,9 +23,9 @@ from foresay.server.api.responses import events, schemas
 from foresay.server.api.responses.events import ItemDelta, ResponseEvent
 from foresay.server.api.responses.items import Toolbox, new_id, spoken_input
 from foresay.server.models.service import AnswerOrigin
+from foresay.server.schemas.chat import ChatTokenLogprob, Provenance
 from foresay.server.schemas.errors import ApiError
 from foresay.server.schemas.shared import ErrorBody
-from foresay.server.schemas.tokens import ChatTokenLogprob, Provenance
 from foresay.server.text.choice import Choice, Piece
 from foresay.server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart
 

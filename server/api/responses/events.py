@@ -14,8 +14,8 @@ from msgspec import UNSET, UnsetType
 
 from foresay.server.api.common.route import NAMED_EVENTS
 from foresay.server.api.responses.schemas import OutputItem, OutputText, ReasoningText, Response, ResponseRequest
+from foresay.server.schemas.chat import ChatTokenLogprob, Provenance
 from foresay.server.schemas.shared import ErrorDetail
-from foresay.server.schemas.tokens import ChatTokenLogprob, Provenance
 
 _DONE = b"data: [DONE]\n\n"
 #: Their framing as server-sent events: every stream ends with ``[DONE]``, even after an error.

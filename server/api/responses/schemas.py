@@ -12,8 +12,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from foresay.server.schemas.bounds import Name
+from foresay.server.schemas.chat import ChatTokenLogprob, Provenance
 from foresay.server.schemas.shared import GenerationRequest, Metrics, RequestWarning, ResponseFormat, not_done
-from foresay.server.schemas.tokens import ChatTokenLogprob, Provenance
 from foresay.spec.sampling import Positive
 
 Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]

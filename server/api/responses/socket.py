@@ -3,7 +3,7 @@
 ::
 
     client ──messages──> read ──> lanes ──> turns ──events──> client
-                           └── response.cancel ──> turns            housekeeping: warm KV, idle limit
+                           └── response.cancel ──> turns            housekeeping: the idle limit
 
 Three tasks, and one for each busy lane; all end with the socket. A turn waits while the client does not read; what the
 engine writes meanwhile is one longer delta then.
@@ -16,7 +16,6 @@ import contextlib
 import logging
 import time
 import uuid
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 from weakref import WeakValueDictionary
@@ -156,7 +155,6 @@ def lane_of(message: str) -> str | None:
 
 #: How long a response's first event waits for the engine: refusals until then are errors, not failed responses.
 FIRST_EVENT_SECONDS = 0.25
-MOST_WARM = 8
 log = logging.getLogger("foresay.server")
 
 
@@ -188,7 +186,6 @@ class Socket:
         self._state, self._limits = models.server.of(Responses), models.server.of(Responses).socket_limits
         self._id, self._tenant = uuid.uuid4().hex, CONTEXT.get().caller.tenant
         self._lanes = Lanes(self._answer, self._idle)
-        self._warm: OrderedDict[str | None, tuple[str, str]] = OrderedDict()  # by lane: the last response and its salt
         self._writes = asyncio.Lock()
         self._closing: asyncio.Future[Closing] = asyncio.get_running_loop().create_future()
         self._draining = False
@@ -270,16 +267,10 @@ class Socket:
                 return  # closed by the client, or by aiohttp after a bad message
 
     async def _keep_house(self) -> None:
-        """Periodically mark the conversations' KV as used, and close an idle connection."""
-        while True:
-            idle = self._used + self._limits.idle - time.monotonic()
-            await asyncio.sleep(min(self._limits.refresh, max(idle, 0.01)))
-            for id, salt in self._warm.values():
-                if (record := self._state.store.find(self._tenant, id, self._id)) is not None:
-                    self._models.find(record.model).service.engine.keep_warm(record.tokens, salt)
-            if not self._lanes.busy and time.monotonic() - self._used >= self._limits.idle:
-                self.close(DONE)
-                return
+        """Close the connection once it has been idle for long."""
+        while self._lanes.busy or time.monotonic() - self._used < self._limits.idle:
+            await asyncio.sleep(max(self._used + self._limits.idle - time.monotonic(), self._limits.idle / 100))
+        self.close(DONE)
 
     # -- messages ------------------------------------------------------------------------------------------------
 
@@ -342,7 +333,6 @@ class Socket:
                     raise
                 self._note_failure(create, error)
                 await self._send(turn.answer.broken(error_body(error)[1]))
-        self._remember(create.stream_id, turn)
 
     def _note_failure(self, create: Create, error: Exception) -> None:
         """Log an internal error, and drop the response that the failed one was to follow, if only this socket had it:
@@ -352,13 +342,6 @@ class Socket:
         record = self._state.store.find(self._tenant, create.previous_response_id or "", self._id)
         if record is not None and record.socket_id and not isinstance(error, Cancelled):
             self._state.store.drop(self._tenant, record.response.id)
-
-    def _remember(self, lane: str | None, turn: ResponseTurn) -> None:
-        """Remember a lane's conversation, whose KV is kept warm while the socket is open."""
-        self._warm[lane] = (turn.record.response.id, turn.answer.choices[0].request.salt)
-        self._warm.move_to_end(lane)
-        if len(self._warm) > MOST_WARM:
-            self._warm.popitem(last=False)
 
     # -- answers -------------------------------------------------------------------------------------------------
 

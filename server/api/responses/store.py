@@ -36,7 +36,7 @@ class PreviousResponseNotFound(InvalidRequest):
 class Record(msgspec.Struct, kw_only=True, eq=False):
     """A tenant's response and its conversation.
 
-    size: in bytes, once it is kept. items_bytes: about how large the items are. model, fingerprint: what made it.
+    size: in bytes, once it is kept. items_bytes: about how large the items are. fingerprint: of what made it.
     tokens: prompt and output, as the model read and generated them. over: set after its last event. socket_id: the only
     WebSocket that can find it; "": any.
     """
@@ -46,7 +46,6 @@ class Record(msgspec.Struct, kw_only=True, eq=False):
     response: Response
     items: tuple[InputItem, ...]
     items_bytes: int = 0
-    model: str = ""
     fingerprint: str = ""
     tokens: list[int] = msgspec.field(default_factory=list)
     over: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
@@ -134,8 +133,8 @@ class SocketLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     most: open sockets, each of which may hold a partly received message. waiting: messages of one socket that wait for
     their lane. heartbeat: between pings (half of it is the time to answer). idle: without a message from the client or
-    a running response. stall: a single write that the client's connection does not accept. refresh: between marking
-    the KV of a socket's conversations as used. closing: for the client's part of a close.
+    a running response. stall: a single write that the client's connection does not accept. closing: for the client's
+    part of a close.
     """
 
     most: int = 128
@@ -143,7 +142,6 @@ class SocketLimits(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat: float = 20.0
     idle: float = 3600.0
     stall: float = 20.0
-    refresh: float = 30.0
     closing: float = 2.0
 
 

@@ -55,9 +55,8 @@ class ResponseTurn:
         try:
             if self._cancelled:
                 raise Cancelled
-            choices, stored = self.answer.choices, self.record.response.store
             with NAMES:
-                async with self._service.generation(choices, keeps_text=stored) as generation:
+                async with self._service.generation(self.answer.choices) as generation:
                     self._run(generation)
                     yield generation
         except Exception as error:
@@ -115,9 +114,8 @@ async def prepared(
     answer = ResponseAnswer(origin, choice, body, response, toolbox, stream_id, generates)
     service.warned.note(answer.warnings)
     items = (*earlier, *given)[dropped:]
-    model, where = service.names.own, "" if response.store else socket_id
-    tenant = CONTEXT.get().caller.tenant
-    record = Record(tenant=tenant, response=response, items=items, model=model, socket_id=where)
+    where, tenant = "" if response.store else socket_id, CONTEXT.get().caller.tenant
+    record = Record(tenant=tenant, response=response, items=items, socket_id=where)
     record.fingerprint = origin.fingerprint
     known = 0 if before is None else before.items_bytes + len(msgspec.json.encode(before.response.output))
     record.items_bytes = known + CONTEXT.get().body_bytes

@@ -4,9 +4,9 @@ it.
 ::
 
     named, holds                          does --draft name it: by a word, a prefix, the contents of a directory
-    checked, look_at                      can it draft for the target; findings for people (foresay check)
+    checked, check_files                  can it draft for the target, and be loaded
     shapes, token_bytes, weights          its memory, known before a weight is read
-    load, remark, doubts                  the drafter itself, and remarks and doubts once it is loaded
+    load, remark                          the drafter itself, and a remark once it is loaded
     looks, levels                         whether it is nearly free, else how deep it can draft: for the budget
     passes                                its models' passes
 
@@ -20,15 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from foresay.kvpaging import PagePool
 from foresay.server.catalog.hub import resolve
-from foresay.server.engine.checks import Notes, Target
 from foresay.server.engine.device import LoadContext
 from foresay.server.settings.config import EngineConfig
 from foresay.spec.budget.members import MODEL_LEVELS
 from foresay.spec.errors import ConfigurationError
 from foresay.spec.protocols import Drafter
-from foresay.spec.tree import TreeShape
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model_runner import ModelRunner
 
@@ -90,12 +87,9 @@ class Entry:
         """
         return self
 
-    def look_at(self, notes: Notes, target: Target, name: str, shape: TreeShape | None) -> int | None:
-        """Note findings about it with this target; returns the longest text it was made for, if known.
-
-        name: for people. shape: of the tree that each step drafts, if known.
-        """
-        raise NotImplementedError
+    def check_files(self, target: ModelConfig, dtype: str) -> None:
+        """Raise one of Foresay's errors if its files cannot be loaded, as far as their headers say. dtype: the
+        engine's."""
 
     def shapes(self, target: ModelConfig) -> tuple[ModelConfig, ...]:
         """The models that it runs: their passes need a workspace."""
@@ -122,10 +116,6 @@ class Entry:
     @property
     def remark(self) -> str:
         """A remark to append to the reason why it drafts; "" for none."""
-        return ""
-
-    def doubts(self, drafter: Any, target: ModelRunner, pool: PagePool, directory: Path) -> str:
-        """Doubts about it once loaded; "" for none. directory: the target's."""
         return ""
 
     @property

@@ -5,50 +5,87 @@ over the target's own KV cache.
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from torch import Tensor
+import torch
 
 from foresay.drafters.assistant import AssistantDrafter
 from foresay.drafters.eagle import EagleDrafter, MtpDrafter, PEagleDrafter
+from foresay.drafters.levels import TreeDrafter
 from foresay.drafters.parallel import DFlashDrafter, DSparkDrafter, MedusaDrafter
-from foresay.kvpaging import PagePool, PageTable
-from foresay.server.engine.checks import Notes, Target
-from foresay.server.engine.device import KV_DTYPES
-from foresay.server.engine.drafters.head import (
-    Head,
-    agrees,
-    clearly_better,
-    in_words,
-    meta_model,
-    note_vocabulary,
-    share,
-    tried,
-)
-from foresay.server.engine.parameters import drafted, drafted_bytes, item_bytes, token_bytes
+from foresay.kvpaging import KVStore, PagePool, StatePages
+from foresay.server.engine.device import KV_DTYPES, LoadContext
+from foresay.server.engine.drafters.entry import FromFiles
+from foresay.server.engine.parameters import drafted_bytes, item_bytes, token_bytes
 from foresay.server.engine.vocabulary import drafted_tokens
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import CannotRun, target_directory
-from foresay.server.settings.units import counted
 from foresay.spec.budget.members import MODEL_LEVELS
+from foresay.spec.errors import ConfigurationError
 from foresay.spec.names import DFLASH, DSPARK, EAGLE, EAGLE3, MEDUSA, MTP, PEAGLE
-from foresay.spec.protocols import FeatureRequest, Rows
-from foresay.spec.tree import TreeShape
+from foresay.spec.protocols import Drafter
 from foresay.verifier.heads.assistant import AssistantConfig, AssistantHead
 from foresay.verifier.heads.config import HeadConfig
-from foresay.verifier.heads.layouts import HeadTensors
-from foresay.verifier.heads.medusa import MedusaHeads
+from foresay.verifier.heads.layouts import ACCEPTANCE, PATTERNS, HeadTensors, Kind, kind_of
+from foresay.verifier.heads.medusa import JOINT_PREFIX, MedusaHeads
 from foresay.verifier.heads.paged import DFlashHead, EagleHead
 from foresay.verifier.heads.reader import read_mtp, read_weights
 from foresay.verifier.heads.vocabulary import DraftVocabulary
 from foresay.verifier.model.checkpoint import header_names
-from foresay.verifier.model.config import ModelConfig, parameters
+from foresay.verifier.model.config import ModelConfig, kv_shapes, parameters
+from foresay.verifier.model.decoder import Decoder
+from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.predicting import mtp_layout
+from foresay.verifier.model.weights import allocate
 from foresay.verifier.model_runner import ModelRunner
+
+
+@dataclass(frozen=True)
+class Head(FromFiles):
+    """kind: of the head in the directory."""
+
+    files, only_one = PATTERNS, "head"
+    kind: ClassVar[Kind]
+
+    @classmethod
+    def named(cls, part: str) -> Self | None:
+        """By its prefix. Raises ConfigurationError if the directory holds no head of this kind."""
+        head = super().named(part)
+        if head is not None and not cls.holds(head.directory):
+            found = kind_of(head.directory)
+            held = f"holds {found} heads" if found else "holds no head"
+            raise ConfigurationError(f"--draft {part}: {head.directory} {held}")
+        return head
+
+    @classmethod
+    def holds(cls, directory: Path) -> bool:
+        """By the head's own configuration and the names of its files and tensors."""
+        return kind_of(directory) == cls.kind
+
+    def weights(self, dtype: str, packed: bool) -> Mapping[str, int]:
+        """Counted exactly from the tensors; mapped files are not read for that."""
+        stored = HeadTensors.read(self.directory, prefix=JOINT_PREFIX).tensors.values()
+        floats = sum(tensor.numel() for tensor in stored if tensor.is_floating_point())
+        return {"head": item_bytes(dtype) * floats + sum(t.numel() for t in stored if t.dtype is torch.int8)}
+
+    def load(self, loading: LoadContext, target: ModelRunner) -> Drafter:
+        loading.report("reading the head's weights")
+        made = self.drafter(target, loading.pool)
+        config = self.directory / "config.json"
+        if config.exists() and (judged := Fields.read(config).section(ACCEPTANCE)):
+            made.calibration.expect(judged.shares("greedy"), judged.shares("sampled"))
+        return made
+
+    def drafter(self, target: ModelRunner, pool: PagePool) -> TreeDrafter:
+        """The drafter, for this target."""
+        raise NotImplementedError
+
+    def check_files(self, target: ModelConfig, dtype: str) -> None:
+        """Make the drafter of its files for a target that has no weights."""
+        self.drafter(meta_model(target, dtype), PagePool(2, 1))
 
 
 @dataclass(frozen=True)
@@ -72,79 +109,13 @@ class LayeredHead(Head):
     def token_bytes(self, target: ModelConfig, dtype: str) -> int:
         return token_bytes(self.config(target).layer, dtype, self.kv_dtype)
 
-    def doubts(self, drafter: Any, target: ModelRunner, pool: PagePool, directory: Path) -> str:
-        """Whether it hardly ever agrees with the target, or agrees better on other layers; and whether texts may be
-        longer than those it was trained on."""
-        found = [tried(lambda table, tokens: self._guessed(drafter, target, table, tokens), target, pool, directory)]
-        known = drafter.head.layer.max_positions
-        if known < target.max_positions:
-            found.append(f"it was trained on texts of up to {known} tokens")
-        return "; ".join(filter(None, found))
-
-    def _store(self, drafter: Any) -> Any:
-        """The store of its keys and values, which also holds its hidden states."""
-        return drafter.hidden_states
-
-    def _guessed(self, drafter: Any, target: ModelRunner, table: PageTable, tokens: Tensor) -> str:
-        """The message for :func:`tried`. Layers may be numbered by another convention, so those are tried too."""
-        head = drafter.head
-        others = head.config.other_layers(target.decoder.config.num_layers)
-        forward = target.run([Rows(table, tokens, 0)], _all_layers(head.config.needs, others))
-        text = tokens, forward.logits.argmax(dim=-1).cpu()
-        store = self._store(drafter)
-        hits = head.hits(forward.features, *text, table, store)
-        found = {layers: head.reading(layers).hits(forward.features, *text, table, store) for layers in others}
-        better = [layers for layers in found if clearly_better(hits, found[layers])]
-        if not better:
-            return in_words(hits)
-        best = max(better, key=lambda layers: int(found[layers].sum()))
-        return f"{in_words(hits) or agrees(hits)}, and on {share(found[best])} with layers {_listed(best)}"
-
-    @abstractmethod
-    def about(self, drafter: Any) -> str:
-        """The kind of head, in words."""
-
-    def note(self, notes: Notes, target: Target, drafter: Any, name: str, shape: TreeShape | None) -> int:
-        """Its shape, and what it reads."""
-        config, last = drafter.head.config, target.model.num_layers
-        width = config.layer.hidden_size
-        notes.ok("draft", f"{self.about(drafter)} of {width}, {name}", kind=drafter.name, hidden_size=width)
-        read = list(config.needs.layers)
-        if read:
-            output = f" ({last} is the last one's output)" if last in read else ""
-            reads = f"reads the inputs of layers {_listed(read)} of the target's {last}{output}"
-            if config.needs.final:
-                reads += ", and the state after its final norm"
-        else:
-            reads = "reads the state after the target's final norm"
-        notes.ok("layers", f"{reads}, {target.model.hidden_size} wide", layers=read)
-        note_vocabulary(notes, target, self.tokens(config))
-        return int(drafter.head.layer.max_positions)
-
-    def tokens(self, config: HeadConfig) -> int:
-        """How many of the target's tokens it drafts."""
-        return config.draft_vocab
-
-
-def _all_layers(needs: FeatureRequest, others: list[tuple[int, ...]]) -> FeatureRequest:
-    """All layers that the head reads or might read."""
-    layers = sorted({layer for read in (needs.layers, *others) for layer in read})
-    return FeatureRequest(final=needs.final, layers=tuple(layers))
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    if len(numbers) == 1:
-        return str(numbers[0])
-    *most, last = map(str, numbers)
-    return f"{', '.join(most)} and {last}"
-
 
 @dataclass(frozen=True)
 class Medusa(Head):
     """:mod:`foresay.drafters.parallel`."""
 
     names, made = (MEDUSA,), MedusaDrafter
-    kind, trained = "medusa", MEDUSA
+    kind = "medusa"
 
     def drafter(self, target: ModelRunner, pool: PagePool) -> MedusaDrafter:
         """The drafter with a store on the pool's pages."""
@@ -154,32 +125,10 @@ class Medusa(Head):
         """Bytes of the target's last hidden state."""
         return item_bytes(dtype) * target.hidden_size
 
-    def doubts(self, drafter: Any, target: ModelRunner, pool: PagePool, directory: Path) -> str:
-        """Whether it hardly ever agrees with the target."""
-
-        def guessed(table: PageTable, tokens: Tensor) -> str:
-            forward = target.run([Rows(table, tokens, 0)], FeatureRequest(final=True))
-            return in_words(drafter.heads.hits(forward.features, forward.logits.argmax(dim=-1).cpu()))
-
-        return tried(guessed, target, pool, directory)
-
     @staticmethod
     def levels(drafter: Any) -> int:
         """One level per head."""
         return len(drafter.heads)
-
-    def note(self, notes: Notes, target: Target, drafter: Any, name: str, shape: TreeShape | None) -> None:
-        """Note the heads, and whether they draft as deep as requested."""
-        heads: MedusaHeads = drafter.heads
-        text = f"Medusa, {len(heads)} heads on a hidden size of {target.model.hidden_size}, {name}"
-        notes.ok("draft", text, kind=drafter.name, heads=len(heads), hidden_size=target.model.hidden_size)
-        if shape is not None and shape.levels > len(heads):
-            notes.warn(
-                "draft",
-                f"{shape.levels} levels are asked for, but {len(heads)} heads reach {len(heads)} deep",
-                f"give --draft-tokens {len(heads)}, or a --draft-tree with {len(heads)} numbers",
-            )
-        note_vocabulary(notes, target, target.model.vocab_size if heads.token_map is None else len(heads.token_map))
 
 
 @dataclass(frozen=True)
@@ -189,11 +138,7 @@ class Eagle(LayeredHead):
     names: ClassVar[tuple[str, ...]] = (EAGLE, EAGLE3, PEAGLE)
     made: ClassVar[type] = EagleDrafter
     cuts = True
-    kind, trained = "eagle", EAGLE3
-
-    def _store(self, drafter: Any) -> Any:
-        """A store of its own, without hidden states."""
-        return drafter.store
+    kind = "eagle"
 
     def token_bytes(self, target: ModelConfig, dtype: str) -> int:
         """Bytes of its own KV, and of the fused feature."""
@@ -212,21 +157,10 @@ class Eagle(LayeredHead):
     def _vocabulary(self, head: EagleHead, target: ModelRunner) -> DraftVocabulary | None:
         return drafted_tokens(head.decoder.head, self.vocabulary, target.decoder.config, head.token_ids)
 
-    def tokens(self, config: HeadConfig) -> int:
-        """Of a large vocabulary, only tokens that were said lately."""
-        return drafted(config.draft_vocab, self.vocabulary)
-
     @staticmethod
     def levels(drafter: Any) -> int:
         """For P-EAGLE, as many as were predicted at once in training."""
         return drafter.head.config.guesses or MODEL_LEVELS
-
-    def about(self, drafter: Any) -> str:
-        config = drafter.head.config
-        kind = "EAGLE-3" if config.generation == 3 else "EAGLE"
-        if config.mask is not None:
-            kind = f"P-EAGLE, {config.guesses} tokens at once"
-        return f"{kind}, {counted(config.layer.num_layers, 'layer')}"
 
 
 @dataclass(frozen=True)
@@ -277,26 +211,13 @@ class Mtp(Eagle):
         head = EagleHead(*read_mtp(self.directory, target.decoder), target.decoder.max_positions)
         return MtpDrafter(head, pool, MTP, KV_DTYPES.get(self.kv_dtype), self._vocabulary(head, target))
 
-    def look_at(self, notes: Notes, target: Target, name: str, shape: TreeShape | None) -> int | None:
-        """Note whether it exists and is complete."""
-
-        def made() -> MtpDrafter:
-            found = self.checked(target.directory, target.model)
-            return found.drafter(meta_model(target.model, target.dtype.value), PagePool(2, 1))
-
-        found = notes.attempt("draft", "name another drafter, such as suffix", made)
-        return None if found is None else self.note(notes, target, found, name, shape)
-
-    def about(self, drafter: Any) -> str:
-        return "the checkpoint's own layer for further tokens (MTP)"
-
 
 @dataclass(frozen=True)
 class DFlash(LayeredHead):
     """:mod:`foresay.drafters.parallel`."""
 
     names, made = (DFLASH, DSPARK), DFlashDrafter
-    kind, trained = "dflash", DFLASH
+    kind = "dflash"
 
     def drafter(self, target: ModelRunner, pool: PagePool) -> DFlashDrafter:
         """The drafter with a store on the pool's pages."""
@@ -311,12 +232,6 @@ class DFlash(LayeredHead):
         """As many as a block predicts."""
         return int(drafter.head.config.guesses)
 
-    def about(self, drafter: Any) -> str:
-        config = drafter.head.config
-        kind = "DFlash" if config.markov is None else f"DSpark ({config.markov.kind}, rank {config.markov.rank})"
-        size = counted(config.layer.num_layers, "layer")
-        return f"{kind}, blocks of {config.block} that guess {config.guesses} tokens, {size}"
-
 
 # -- an assistant ------------------------------------------------------------------------------------------------------
 
@@ -326,7 +241,7 @@ class Assistant(Head):
     """:mod:`foresay.drafters.assistant`. page_size: of the KV cache."""
 
     names, made = (MTP,), AssistantDrafter
-    kind, trained = "assistant", ""
+    kind = "assistant"
 
     page_size: int = 16
 
@@ -354,26 +269,18 @@ class Assistant(Head):
         """The drafter on the target's store."""
         return AssistantDrafter(AssistantHead.load(self.directory, target.decoder), target.store)
 
-    def doubts(self, drafter: Any, target: ModelRunner, pool: PagePool, directory: Path) -> str:
-        """Whether it hardly ever agrees with the target."""
 
-        def guessed(table: PageTable, tokens: Tensor) -> str:
-            forward = target.run([Rows(table, tokens, 0)], FeatureRequest(final=True))
-            wanted = forward.logits.argmax(dim=-1).cpu()
-            return in_words(drafter.assistant.hits(forward.features, tokens, wanted, table, target.store))
+# -- a target without weights ------------------------------------------------------------------------------------------
+# Loaders of heads need only a target's shape, and put their tensors on its device. With this meta model they run as
+# with the real one, and raise the same errors for what does not fit.
 
-        return tried(guessed, target, pool, directory)
 
-    def note(self, notes: Notes, target: Target, drafter: Any, name: str, shape: TreeShape | None) -> None:
-        """Its shape, and whose keys and values it reads."""
-        config = drafter.assistant.config
-        model, sources = config.model, sorted({layer.attention.source for layer in config.model.stack.layers})
-        size, width = counted(model.num_layers, "layer"), model.hidden_size
-        notes.ok("draft", f"Gemma 4's assistant, {size} of {width}, {name}", kind=drafter.name, hidden_size=width)
-        read = f"the keys and values of the target's layer{'s' * (len(sources) > 1)} {' and '.join(map(str, sources))}"
-        notes.ok("layers", f"reads {read}, and the state after its final norm", layers=sources)
-        note_vocabulary(notes, target, model.vocab_size)
-
-    def _another(self, target: Target) -> str:
-        """How to get one that fits."""
-        return f"name the assistant that was published for {target.name}, or another drafter, such as suffix"
+def meta_model(model: ModelConfig, dtype: str) -> ModelRunner:
+    """The target on torch's meta device; it cannot be run."""
+    kind: torch.dtype = getattr(torch, dtype)
+    decoder = Decoder(model, allocate(model, kind, "meta"), max_positions=1)
+    pool = PagePool(2, 1)
+    if model.stack.recurrence is not None:
+        pool.attach(StatePages(1, 2, pool.page_size))
+    store = KVStore(pool, kv_shapes(model), kind, "meta")
+    return ModelRunner(decoder, store, model.max_positions)

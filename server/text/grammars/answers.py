@@ -253,21 +253,13 @@ def loosened(offer: Offer) -> Offer:
 MOST_BYTES_WITH_CALLS = 256 * 1024
 
 
-class Beginning(msgspec.Struct, frozen=True):
-    """How the answer begins. prompt: its text. opened: it ends inside reasoning. continues: inside an answer."""
-
-    prompt: str
-    opened: bool
-    continues: bool
-
-
 async def chat_grammar(
-    request: ChatRequest, offer: Offer, chat_format: ChatFormat, tokenizer: Tokenizer, beginning: Beginning
+    request: ChatRequest, offer: Offer, chat_format: ChatFormat, tokenizer: Tokenizer, prompt: str, opened: bool
 ) -> Grammar | None:
-    """The grammar that the answer must match; None if it may be anything. Raises :class:`InvalidRequest` naming the
-    field."""
-    grammar = await wanted(request)
-    if chat_format.form.channels and not beginning.continues:
+    """The grammar that the answer must match; None if it may be anything. prompt: its text. opened: it ends inside
+    reasoning. Raises :class:`InvalidRequest` naming the field."""
+    grammar, continues = await wanted(request), bool(request.continue_final_message)
+    if chat_format.form.channels and not continues:
         tokens = _ids(chat_format.form.control, tokenizer)
         made = await asyncio.to_thread(channel_grammar, chat_format.calls, grammar, offer, tokens)
         if made is not None and grammar is None:
@@ -284,7 +276,8 @@ async def chat_grammar(
             grammar = calls
     if grammar is None:
         return None
-    return _behind_thinking(bounded(grammar, MOST_BYTES_WITH_CALLS), chat_format, tokenizer, beginning)
+    done = continues or (chat_format.thinks is not None and prompt.rstrip().endswith(chat_format.thinks[1]))
+    return _behind_thinking(bounded(grammar, MOST_BYTES_WITH_CALLS), chat_format, tokenizer, opened, done)
 
 
 def _ids(tags: Iterable[str], tokenizer: Tokenizer) -> dict[str, int]:
@@ -307,15 +300,17 @@ def _either(calls: Grammar, answer: Grammar, form: str) -> Grammar:
     return msgspec.structs.replace(answer, text=json.dumps({"grammars": grammars}))
 
 
-def _behind_thinking(grammar: Grammar, chat_format: ChatFormat, tokenizer: Tokenizer, beginning: Beginning) -> Grammar:
-    """The grammar applied after reasoning, if the prompt has opened reasoning or the model starts with it."""
+def _behind_thinking(
+    grammar: Grammar, chat_format: ChatFormat, tokenizer: Tokenizer, opened: bool, done: bool
+) -> Grammar:
+    """The grammar applied after reasoning, if the prompt has opened reasoning or the model starts with it. done: the
+    prompt has closed it."""
     if chat_format.thinks is None:
         return grammar
     opening, closing = (tokenizer.added_id(TAG.findall(tag)[0]) for tag in chat_format.thinks)
-    if beginning.opened and closing is None:
+    if opened and closing is None:
         raise InvalidRequest(grammar.param, ": the tags of this model's reasoning are no tokens; ask it not to reason")
-    done = beginning.continues or beginning.prompt.rstrip().endswith(chat_format.thinks[1])
-    if beginning.opened:
+    if opened:
         return msgspec.structs.replace(grammar, after=closing)
     if done or opening is None or closing is None:
         return grammar

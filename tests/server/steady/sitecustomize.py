@@ -7,4 +7,4 @@ import sys
 if "foresay.server.engine_process.process" in sys.orig_argv:
     from foresay.spec.budget import cost
 
-    cost.learn = lambda pace, amounts, seconds: None
+    cost.Pace.learn = lambda pace, amounts, seconds: None  # type: ignore[assignment, method-assign]

@@ -102,7 +102,7 @@ function lost() {
 async function refreshRequests() {
   if (byId("dashboard-view").hidden) return;
   try {
-    requests.show(await (await ask("dashboard/requests")).json());
+    await requests.refresh();
   } catch (error) {
     console.debug("requests:", error);
   }

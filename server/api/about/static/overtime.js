@@ -173,16 +173,7 @@ const nodes = series("tokens drafted at a time", "ink", (bin) => ratio(bin.draft
 const running = series("running", "now", (bin) => bin.running, count);
 const waiting = series("waiting", "propose", (bin) => bin.waiting, count);
 
-/** The speed-up where it is as unsure as requested; elsewhere nothing. */
-const unsure = (bin) => 2 * bin.doubted_seconds > bin.decode_seconds;
-const speedUp = (name, colour, wanted) => {
-  const { bin: of, live, text } = FIGURES.speedUp;
-  return {
-    ...series(name, colour, (bin) => (unsure(bin) === wanted ? of(bin) : null), text),
-    live: (now) => (Boolean(now.doubt) === wanted ? live(now) : null),
-  };
-};
-const [SURE, UNSURE] = [speedUp(FIGURES.speedUp.name, "now", false), speedUp("unsure", "none", true)];
+const speedUp = figured(FIGURES.speedUp, "now");
 
 const phase = (name, colour, ...of) => {
   const seconds = (bin) => of.reduce((sum, one) => sum + (bin.phases[one] ?? 0), 0);
@@ -227,12 +218,12 @@ export function overTime(timeline, state) {
   const root = { times: 1000, stacked: true, level: () => state.snapshot.live.root_seconds };
   const all = () => state.snapshot.server.kv_tokens / state.snapshot.server.page_size;
   const pages = (name, colour, held) =>
-    series(name, colour, (bin) => bin[held] / all(), (share) => percent(share, 1));
+    series(name, colour, (bin) => Math.min(1, bin[held] / all()), (share) => percent(share, 1));
   return [
     leftOut(timeline, state),
     chart("speed-over-time", "Speed", "throughput, speed-up, time to first token", speed, [
       panel(64, "tokens per second", [rate]),
-      panel(54, "times as fast", (bins) => (bins.some(unsure) ? [SURE, UNSURE] : [SURE]), plain),
+      panel(54, "times as fast", [speedUp], plain),
       panel(44, "first token after, ms", [first], { times: 1000 }),
     ]),
     chart("tokens-per-step", title(FIGURES.perPass), FIGURES.perPass.term, passes, [
