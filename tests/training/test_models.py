@@ -201,9 +201,8 @@ def test_a_dflash_head_drafts_as_it_learned(decoder, teacher, tmp_path, draft) -
 def test_medusa_heads_draft_as_they_learned(decoder, teacher, tmp_path) -> None:
     model = MedusaModel(teacher.lm_head, 3)
     lesson = teacher.lesson([Example(torch.tensor(random_tokens(random.Random(2), 20, 290)), 0)], model.needs)
-    assert torch.allclose(model(lesson.features["final"], 2), logits_of(lesson), atol=1e-3), (
-        "a fresh head is the target's"
-    )
+    guessed = model(lesson.features["final"], 2)
+    assert torch.allclose(guessed, logits_of(lesson), atol=1e-3), "a fresh head is the target's"
     stirred(model)
     publish(model, tmp_path, "medusa_lm_head.safetensors")
     heads = MedusaHeads.load(tmp_path, decoder)
