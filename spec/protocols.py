@@ -146,7 +146,6 @@ class Verifier(Protocol):
     """The target model."""
 
     vocab_size: int
-    max_positions: int
 
     def run(self, rows: Sequence[Rows], features: FeatureRequest | None = None) -> Forward:
         """One forward pass over ragged rows; stores their KV; never changes a page table."""
@@ -168,10 +167,6 @@ class Verifier(Protocol):
         them. advanced: by how many nodes of it a captured step has advanced the states; if by more than the path has,
         they stay where they were, and so must the text.
         """
-        ...
-
-    def missing(self, table: PageTable) -> int:
-        """How many of the table's committed tokens have no valid KV in this model's store."""
         ...
 
 

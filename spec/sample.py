@@ -26,7 +26,6 @@ uniform number that is finest near 0, where the winners of the exponential race 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -123,8 +122,3 @@ class Noise:
     def row(self, position: int) -> Tensor:
         """fp32[V]: the noise for the token at ``position``."""
         return gumbel_row(self.seed, position, self.vocab_size)
-
-    def rows(self, positions: Sequence[int]) -> Tensor:
-        """fp32[N, V]: the rows of several positions, repeated where positions repeat."""
-        made = {position: self.row(position) for position in positions}
-        return torch.stack([made[position] for position in positions])

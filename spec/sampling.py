@@ -111,11 +111,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         """Which of :data:`KINDS` ways of sampling this is: greedy, at a low temperature, or at a high one."""
         return 0 if self.greedy else 1 if self.temperature <= 0.75 else 2
 
-    @property
-    def filtered(self) -> bool:
-        """Whether top-k, top-p or min-p removes tokens from the distribution."""
-        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
-
     def validate(self, vocab_size: int | None = None) -> None:
         """Raise :class:`InvalidRequest`, which names the first field that is out of range."""
         for field, kind in _ranged().items():

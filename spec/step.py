@@ -98,11 +98,6 @@ class VerifyResult:
         return len(self.path)
 
     @property
-    def depths(self) -> list[int]:
-        """The depths of the drafted nodes."""
-        return [] if self.tree is None else self.tree.depths[1:]
-
-    @property
     def forced(self) -> int:
         """How many drafted nodes a grammar forced."""
         return 0 if self.tree is None else self.tree.forced

@@ -60,11 +60,6 @@ class DraftTree:
         return self.depths[-1] == len(self.tokens) - 1
 
     @property
-    def expected(self) -> float:
-        """How many drafted tokens the drafter expects to be accepted."""
-        return sum(self.chances[1:])
-
-    @property
     def levels(self) -> int:
         """How many levels were drafted for it."""
         return self.grown or max(self.depths)

@@ -38,11 +38,6 @@ class Lesson:
         """Logits, capped as the target's."""
         return logits if self.cap is None else self.cap * (logits / self.cap).tanh()
 
-    @property
-    def logits(self) -> Tensor:
-        """fp32[B, T, V]: the logits of all rows."""
-        return self.capped(self.features["final"].float() @ self.output.T)
-
     def likeliest_tokens(self) -> Tensor:
         """int64[B, T]: the target's likeliest token in each row."""
         return torch.stack([(text.float() @ self.output.T).argmax(dim=-1) for text in self.features["final"]])

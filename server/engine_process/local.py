@@ -43,7 +43,7 @@ def sampling_of(params: SamplingParams | None, fields: Mapping[str, Any], tokeni
     """``params`` updated with ``fields``, types checked; bad words given as text become token ids."""
     for name in fields:
         if name not in FIELDS:
-            raise InvalidRequest(name, f" is not a sampling field{nearest(name, (*FIELDS, *OTHER_ARGUMENTS))}")
+            raise InvalidRequest(name, f" is not a sampling field{nearest(name, {*FIELDS, *OTHER_ARGUMENTS} - {name})}")
     params = msgspec.structs.replace(params or SamplingParams(), **_spelled(fields, tokenizer))
     return SamplingParams(
         **{

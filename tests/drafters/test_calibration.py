@@ -52,6 +52,7 @@ def calibrated(calibration: Calibration, kind: int, chances: np.ndarray) -> np.n
 def feed(calibration: Calibration, slope: float, shift: float, steps: int, depth: int = 0, kind: int = 2, seed=0):
     """Trials of a draft whose first choices are hit with log-odds ``slope * z + shift``, its others never."""
     rng = np.random.default_rng(seed)
+    random.seed(seed)  # which trials are learnt from
     for _ in range(steps):
         chances = siblings(rng)
         odds = chances - np.log(-np.expm1(chances))

@@ -45,11 +45,6 @@ def held(before: Sequence[Recording] = ()) -> list[Recording]:
     return [one for one in gc.get_objects() if isinstance(one, Recording) and all(one is not each for each in before)]
 
 
-def room_of(recordings: Sequence[Recording]) -> int:
-    """Bytes of memory for their own tensors."""
-    return sum(room.size for one in recordings for room in one._rooms)
-
-
 def noted(of: Callable[..., int], to: list[int], *asked: Any) -> int:
     """What a function returns, also appended to a list."""
     to.append(of(*asked))
@@ -93,7 +88,7 @@ def test_what_a_busy_engine_records_was_planned(recurrent, draft, tree, monkeypa
     assert isinstance(verifier, ModelRunner)
     drafting = [made for made in map(on_device, members_of(engine.drafter).values()) if made is not None]
     own = [model for made in drafting if isinstance(model := getattr(made, "model", None), ModelRunner)]
-    recorded = room_of(held(before))
+    recorded = sum(room.size for one in held(before) for room in one._rooms)
     assert 0 < recorded <= planned[-1] < 8 * recorded
     stores = {store for model in (verifier, *own) if (store := model.store.states) is not None}
     assert sum(states) == sum(part.nbytes for store in stores for part in store.layers)
@@ -114,7 +109,7 @@ def test_latents_are_planned_by_their_dtype(dtype, tmp_path, monkeypatch) -> Non
     engine.add(Request(id="", prompt=[token % 300 for token in range(400)], params=SamplingParams(max_tokens=2)))
     while engine.has_work:
         engine.step()
-    recorded = room_of(held(before))
+    recorded = sum(room.size for one in held(before) for room in one._rooms)
     assert recorded <= planned[-1] < 1.3 * recorded, (recorded, planned)
 
 

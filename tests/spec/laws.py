@@ -45,7 +45,7 @@ def reference_draw(logits: Tensor, sampling: SamplingParams, noise: Tensor) -> i
     if sampling.temperature == 0.0:
         return int(logits.argmax())
     scaled = logits / sampling.temperature
-    if sampling.filtered:
+    if sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0:
         scaled = torch.where(kept(scaled, sampling), scaled, -math.inf)
     return int((scaled + noise).argmax())
 

@@ -125,7 +125,7 @@ def plain(
 def sampled_at(rows: Rows, logits: Tensor) -> list[int]:
     """The sample at each node. logits: fp32[N, V]."""
     assert rows.sampling is not None and rows.noise is not None
-    noise = None if rows.sampling.greedy else rows.noise.rows(rows.positions)
+    noise = None if rows.sampling.greedy else torch.stack([rows.noise.row(position) for position in rows.positions])
     tokens: list[int] = sample(logits, rows.sampling, noise).tolist()
     return tokens
 
@@ -219,10 +219,6 @@ class TableVerifier:
     def committed(self, table: PageTable, path: Sequence[int] = (), advanced: int = 0) -> None:
         """All of the text is there."""
         self.store.mark(table, table.length)
-
-    def missing(self, table: PageTable) -> int:
-        """Committed tokens without KV."""
-        return table.length - self.store.filled(table)
 
 
 class Guesser:

@@ -109,7 +109,7 @@ class World:
 
 
 def _rows(noise: Noise, position: int, depths: list[int]) -> Tensor:
-    return noise.rows([position + depth for depth in depths])
+    return torch.stack([noise.row(position + depth) for depth in depths])
 
 
 @pytest.mark.parametrize("first", range(0, 240, 40))

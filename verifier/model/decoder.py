@@ -345,11 +345,6 @@ class Decoder:
         """The device of weights and activations."""
         return self.embedding.device
 
-    @property
-    def rope(self) -> RopeTable:
-        """The rotary table of the full-attention layers."""
-        return next(table for (rope, *_), table in self.ropes.items() if rope == self.config.rope)
-
     def rotations(self, positions: Tensor, count: Tensor | None) -> list[Rotation]:
         """For each attention layer: the cosines and sines of rows at these positions, see :meth:`RopeTable.rows`."""
         found = {kind: table.rows(positions, count) for kind, table in self.ropes.items()}
