@@ -18,7 +18,7 @@ SILENT = ("added", "in_progress", "created", "done")
 class Telling(Transcript):
     """Only deltas, and of the last event what is reported in it."""
 
-    async def hear(self, *until: str) -> dict[str, Any]:
+    async def hear(self, *until: str, alone: bool = False) -> dict[str, Any]:
         while True:
             event: dict[str, Any] = await self._socket.receive_json(timeout=180)
             if event["type"] in until:

@@ -35,12 +35,13 @@ class Transcript:
         self.lines.append(f"> {self._readable(text)}")
         await self._socket.send_str(text)
 
-    async def hear(self, *until: str) -> dict[str, Any]:
-        """What the server sends, up to an event of one of the types; returns that."""
+    async def hear(self, *until: str, alone: bool = False) -> dict[str, Any]:
+        """What the server sends, up to an event of one of the types; returns that. alone: no other event is shown."""
         while True:
             event: dict[str, Any] = await self._socket.receive_json(timeout=60)
             shown = event | {"response": _short(event["response"])} if "response" in event else event
-            self.lines.append(f"< {self._readable(json.dumps(shown, ensure_ascii=False))}")
+            if event["type"] in until or not alone:
+                self.lines.append(f"< {self._readable(json.dumps(shown, ensure_ascii=False))}")
             if event["type"] in until:
                 return event
 
@@ -50,9 +51,8 @@ class Transcript:
 
     def _readable(self, text: str) -> str:
         def numbered(match: re.Match[str]) -> str:
-            kind = match[1]
-            known = sum(name.startswith(f"{kind}_") for name in self._ids.values())
-            return self._ids.setdefault(match[0], f"{kind}_{known + 1}")
+            known = sum(name.startswith(f"{match[1]}_") for name in self._ids.values())
+            return self._ids.setdefault(match[0], f"{match[1]}_{known + 1}")
 
         return re.sub(r"\b(resp|msg|rs|fc)_[0-9a-f]{32}\b", numbered, text)
 
@@ -64,12 +64,12 @@ def _short(response: dict[str, Any]) -> dict[str, Any]:
 async def conversation() -> str:
     """All of it."""
     tokenizer = byte_level_tokenizer()
-    engine = saying(tokenizer, "Once upon a time there was a fox.", run=3, pause=0.01)
+    engine = saying(tokenizer, "Once upon a time.", run=3, pause=0.01)
     async with serving(engine, tokenizer) as (http, _), http.ws_connect("/v1/responses") as socket:
         lines = Transcript(socket)
-        lines.comment("Prepare a conversation: its KV is computed, no text is written.")
+        lines.comment("Prepare a conversation: its KV is computed, no text is written. Only the last event.")
         await lines.say({"type": "response.create", "instructions": "Be brief.", "generate": False, "store": False})
-        warm = (await lines.hear(*LAST))["response"]["id"]
+        warm = (await lines.hear(*LAST, alone=True))["response"]["id"]
         lines.comment("Continue it: only what is new is sent.")
         create = {"type": "response.create", "instructions": "Be brief.", "input": "Tell me a story.", "store": False}
         await lines.say(create | {"previous_response_id": warm})
@@ -77,10 +77,10 @@ async def conversation() -> str:
         lines.comment("An error: the socket stays open.")
         await lines.say({"type": "response.create", "input": "Hi", "temperature": 9, "stream_id": "a"})
         await lines.hear(*LAST)
-        lines.comment("Cancel a response.")
+        lines.comment("Cancel a response. Only a delta and the last event.")
         engine.hold_after = 3
         await lines.say({"type": "response.create", "input": "Again.", "store": False, "stream_id": "a"})
-        await lines.hear("response.output_text.delta")
+        await lines.hear("response.output_text.delta", alone=True)
         await lines.say({"type": "response.cancel", "stream_id": "a"})
         await lines.hear(*LAST)
     return "\n".join(lines.lines).strip()
