@@ -1,4 +1,4 @@
-"""The official client over a WebSocket: one connection, a conversation whose KV stays warm, no upload twice."""
+"""The official client over a WebSocket: one connection, a conversation, no upload twice."""
 
 import os
 

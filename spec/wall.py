@@ -61,7 +61,7 @@ class Wall:
         return None
 
     def tell(self, name: str, call: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Tell a drafter what became text, what others found, or what ended; of that one that is off is told too."""
+        """Tell a drafter what became text, or what ended; of that one that is off is told too."""
         if name in self.off and call.__name__ != "finished":
             return
         try:

@@ -161,7 +161,8 @@ class Stages:
         if phase.startswith("warning: "):
             self.warned.add(phase)
             self._write(f"{_ERASE if self._live else ''}{phase}\n")
-        elif self._live:
+            return
+        if self._live:
             line = f"{seconds}  {phase}{'' if share is None else f', {share:.0%}'} ..."
             line = line[: shutil.get_terminal_size().columns - 1]  # a wrapped line could not be erased
             self._write(_ERASE + (line if os.environ.get("NO_COLOR") else f"\x1b[2m{line}\x1b[0m"))

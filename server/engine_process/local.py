@@ -239,7 +239,11 @@ class Engine:
         """Like :meth:`chat`, but an iterator of pieces of text. speculate: false decodes without drafts. provenance:
         keep the origin of each token."""
         messages = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
-        prompt = self.tokenizer.render(typed(messages, list[dict[str, str]], "messages"))
+        given: list[dict[str, Any]] = typed(messages, list[dict[str, Any]], "messages")
+        for index, message in enumerate(given):
+            if not isinstance(message.get("content", ""), str | None):
+                raise InvalidRequest(f"messages[{index}].content", ": expected text")
+        prompt = self.tokenizer.render(given)
         ids = self.tokenizer.encode_after((), prompt, add_special_tokens=False)
         return self._submit(ids, params, stop, structured_outputs, sampling, None, speculate, provenance)[0]
 

@@ -127,7 +127,9 @@ class EngineGauges:
     spec_decode_speed_up: float | None = gauge(
         "Estimate of the speed over plain decoding in the last minute; without decoding there is none."
     )
-    spec_decode_speed_up_unsure: bool | None = gauge("1 if there were too few steps to say whether that is chance.")
+    spec_decode_speed_up_unsure: bool | None = gauge(
+        "1 if that may be wrong: there were too few steps, or it is estimated and the machine's pace has changed."
+    )
     plain_step_seconds: float = gauge("A decoding step of one request without drafts.")
     num_requests_waiting_by_reason: Counts = gauge(
         "The same by what they wait for, which is always room.", ["reason"], vllm=True, keep=[0]

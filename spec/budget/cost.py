@@ -121,7 +121,7 @@ class CostModel:
         self._rows, self.pace = tuple(rows), Pace()
         self._measured = list(accumulate(seconds, max))  # more rows never take less
         self._parts = {0: list(map(Part, self._measured))}
-        self._timed = math.inf  # the pace of the last step without drafts
+        self._timed: float | None = None  # the pace of the last step without drafts
 
     @property
     def points(self) -> list[tuple[int, float]]:
@@ -133,7 +133,7 @@ class CostModel:
         is beyond a pass of one row, every step takes."""
         beyond = max(0.0, root_seconds - self._measured[0])
         self._measured = [seconds + beyond for seconds in self._measured]
-        self._timed = self.pace.log if root_seconds else math.inf
+        self._timed = self.pace.log if root_seconds else None
         self._parts = {0: list(map(Part, self._measured))}
 
     def seconds(self, rows: int) -> float:
@@ -186,7 +186,7 @@ class CostModel:
     @property
     def unsure(self) -> bool:
         """Whether the machine's pace has changed since a step without drafts was timed."""
-        return abs(self.pace.log - self._timed) > _ANOTHER
+        return self._timed is not None and abs(self.pace.log - self._timed) > _ANOTHER
 
 
 @lru_cache(maxsize=1024)

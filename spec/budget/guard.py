@@ -24,12 +24,13 @@ _LOSS = 0.005
 #: Steps that averages remember: of plain ones, whose pace changes with the machine's, and of others.
 _PLAIN, _MEMORY = 16, 256
 #: Uses after which a drafter may be paused: before, luck decides. As many are not counted at first, since code is
-#: compiled and recorded in them; and after as many steps there is a first window.
+#: compiled and recorded in them.
 _USES = 24
 #: Deviations beyond which a loss is sure, and an interval is shown; and a time, something else's.
 _DEVIATIONS, _OUTLIER = 2.0, 3.0
-#: Steps of a pause, and the least between windows; how often pauses are doubled at most: to some 4,000.
-_PAUSE, _DOUBLED = 128, 5
+#: Steps of a pause, and the least between windows; before the first of these; how often pauses are doubled at most: to
+#: some 4,000.
+_PAUSE, _FIRST, _DOUBLED = 128, 16, 5
 
 
 class Average:
@@ -82,7 +83,7 @@ class Guard:
         self._uses: dict[str, _Uses] = {}
         self._tokens, self._took, self._beside = Average(), Average(), Average()
         self._steps = self._left = self._since = 0
-        self._every, self._again = 16, False
+        self._every, self._again = _FIRST, False
 
     def due(self) -> bool:
         """Whether the step to be planned is one of a window."""

@@ -229,7 +229,7 @@ class TextStats:
         """Learn from all that was proposed, verified or not. seconds: that the step was to take; 0 if unknown."""
         emitted, tree, shares = result.emitted, result.tree, result.scheduled.plan.shares
         assert tree is not None, "a text that goes on has a tree"
-        if seconds:
+        if seconds and self.spent:  # else no pace was asked for yet
             self.came = _PACE_KEPT * self.came + len(emitted)
             self.spent = _PACE_KEPT * self.spent + seconds
         if self.length == len(result.scheduled.sequence.tokens) - len(emitted):  # else looked up for another step

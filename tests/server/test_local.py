@@ -167,6 +167,13 @@ def test_a_message_may_be_any_mapping(engine: Engine) -> None:
     assert engine.chat([message], GREEDY).token_ids == engine.chat([dict(message)], GREEDY).token_ids
 
 
+def test_a_conversation_may_hold_calls(engine: Engine) -> None:
+    """A template may show them, as in the server."""
+    call = {"type": "function", "function": {"name": "f", "arguments": {}}}
+    asked = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    assert engine.chat(asked, GREEDY).token_ids  # type: ignore[arg-type]
+
+
 def test_messages_of_another_form_are_refused(engine: Engine) -> None:
     for messages in (5, [1], None, [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]):
         with pytest.raises(InvalidRequest, match="messages"):

@@ -157,6 +157,19 @@ def test_what_a_step_takes_without_drafts_goes_with_the_machine(pace: float) -> 
     assert cost.now(1) == pytest.approx(0.0088 * pace, rel=0.3)
 
 
+def test_an_estimate_is_unsure_once_the_pace_is_another_than_that_of_the_last_plain_step() -> None:
+    cost = CostModel([1, 5], [0.01, 0.02])
+    saw(cost, 5, 0.02)
+    assert not cost.unsure, "no step without drafts was timed"
+    cost.begun(0.011)
+    saw(cost, 5, 0.02)
+    assert not cost.unsure
+    saw(cost, 5, 0.06, 50)
+    assert cost.unsure
+    saw(cost, 1, 0.03, 2)
+    assert not cost.unsure
+
+
 def test_what_is_seldom_seen_is_learnt_from_as_well_as_what_is_always() -> None:
     """So one step of a size that was held up is soon forgotten."""
     cost = CostModel([1, 2, 4], [0.002, 0.0022, 0.003])

@@ -12,7 +12,7 @@ import pytest
 from foresay.spec.budget import CostModel
 from foresay.spec.budget.budget import Budget
 from foresay.spec.budget.cost import DraftCost
-from foresay.spec.budget.members import GUESS, RESTING, Member
+from foresay.spec.budget.members import GUESS, RESTING, Member, TextStats
 from foresay.spec.budget.plan import NO_PLAN, Plan, Share
 from foresay.spec.sequence import SequenceState
 from foresay.spec.step import ScheduledSequence, VerifyResult
@@ -95,6 +95,15 @@ def test_the_pace_of_two_is_what_both_bring() -> None:
         _, second = came(other, plans[1], DraftTree.chain([7]), [9], 0)
         budget.stepped(trace, [*first, *second])
     assert sum(case.pace(1.0) for case in budget._texts.values()) == pytest.approx(3.0 + 1.0, rel=0.02)
+
+
+def test_a_text_that_learns_before_it_is_weighed_has_the_pace_of_plain_steps() -> None:
+    """One more among many that draft nothing."""
+    budget, one = budget_of(model()), sequence()
+    text = TextStats.begun(one, budget.members.values())
+    _, (result,) = came(one, NO_PLAN, DraftTree.chain([7]), [9], 0)
+    text.learn(result, 0.01)
+    assert text.pace(0.01) == pytest.approx(100.0)
 
 
 def test_a_pinned_shape_is_drafted_by_the_best_and_measures_the_others() -> None:

@@ -11,7 +11,7 @@ import pytest
 from foresay.server.engine.generation import EngineStatus
 from foresay.server.metrics.log import EVERY_SECONDS, Reporter
 from foresay.server.metrics.telemetry import LIVE_SECONDS, Telemetry
-from foresay.server.metrics.verdict import _cause, judged
+from foresay.server.metrics.verdict import CHANGED, _cause, judged
 from foresay.server.text.choice import Piece
 from foresay.spec.request import Delta, EngineInfo, Origin
 from tests.server.scripted import INFO, STEP
@@ -46,6 +46,7 @@ class Run:
         forward: float,
         drafted: int = 4,
         crowded: float = 0.0,
+        unsure: bool = False,
     ) -> None:
         """Decode with a chain of ``drafted`` tokens of which so many are accepted. A step without drafts: 10 ms."""
         seconds = {"propose": propose, "forward": forward}
@@ -53,7 +54,7 @@ class Run:
             for number in range(count):
                 counts = {"rows": 1 + drafted, "drafted": drafted, "accepted": accepted, "emitted": 1 + accepted}
                 timed: dict[str, object] = {"seconds": seconds, "root_seconds": 0.01, "crowded": crowded}
-                self.telemetry.step(msgspec.structs.replace(STEP, **counts, **timed))
+                self.telemetry.step(msgspec.structs.replace(STEP, **counts, **timed, unsure=unsure))
                 tokens = [5] * (1 + accepted)
                 origin = Origin(number, "d", list(range(-1, drafted)), 0, list(range(1, accepted + 1)), seconds)
                 piece = Piece(token_ids=tokens, offsets=[0] * len(tokens))
@@ -147,6 +148,20 @@ async def test_that_it_does_not_pay_takes_200_steps_of_3_requests(requests: int,
     assert (verdict.sentence == "Too few steps to tell whether speculation pays.") is (pays is None)
     assert bool((await losing.telemetry.snapshot()).live.doubt) is (pays is None), "a figure of chance alone is none"
     assert judged(paying.telemetry.minute()).pays, "what pays is said as soon as before"
+
+
+def test_an_estimate_of_another_pace_is_unsure(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "foresay.speculation")
+    run = Run()
+    run.steps(30, 1, 0.002, 0.050, unsure=True)
+    verdict = judged(run.telemetry.minute())
+    assert (verdict.pays, verdict.sentence) == (None, f"Cannot tell whether speculation pays: {CHANGED}.")
+    run.report()
+    [line] = [record.getMessage() for record in caplog.records]  # no advice to change flags
+    assert line.endswith(f"cannot tell: {CHANGED})")
+    for _ in range(2):
+        run.steps(100, 1, 0.002, 0.050)
+    assert judged(run.telemetry.minute()).pays is False, "most of the minute is sure"
 
 
 def test_where_hardly_anything_is_drafted_drafts_are_not_to_blame() -> None:
