@@ -132,6 +132,8 @@ class CombinedDrafter:
                     trees[index].append(share.tree)
                 else:
                     models.setdefault(share.drafter, []).append((index, share.shape))
+                if share.first is not None:
+                    self.wall.tell(share.drafter, self._known[share.drafter].check, sequences[index], share.first)
         kept: list[list[int]] = [[len(tree) for tree in of_one] for of_one in trees]
         for name, wanted in models.items():
             texts, shapes = [sequences[i] for i, _ in wanted], [shape for _, shape in wanted]

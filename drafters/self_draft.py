@@ -88,6 +88,8 @@ class SelfDrafter(TreeDrafter):
         self._roots: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
         self._rounds: dict[tuple[int, int], Rounds] = {}
         self._chains: dict[str, _Chain] = {}
+        self._found: dict[str, DraftTree] = {}
+        self.checks = before is None and lookup is None and self.device.type == "cpu"
 
     def begin(self, state: StepState, levels: int) -> tuple[Tensor, None]:
         """A pass over the roots."""
@@ -115,12 +117,17 @@ class SelfDrafter(TreeDrafter):
         for index, (sequence, tree) in enumerate(zip(sequences, trees, strict=True)):
             if (chain := self._chains.get(sequence.id)) is not None:
                 sources = ["", *chain.sources, *[SELF] * len(tree)]
-                trees[index] = replace(tree, sources=tuple(sources[: len(tree)]))
+                passes = max(1, len(tree) - len(chain.tokens)) if self.checks else 0
+                trees[index] = replace(tree, sources=tuple(sources[: len(tree)]), passes=passes)
         return trees
+
+    def check(self, sequence: SequenceState, found: DraftTree) -> None:
+        """See :class:`foresay.spec.protocols.Checks`."""
+        self._found[sequence.id] = found
 
     def _grow(self, growing: Sequence[TreeBuilder], apart: bool) -> None:
         before, shape = self.before, growing[0].shape
-        found: Sequence[DraftTree | None] = ()
+        found = [self._found.pop(grown.sequence.id, None) for grown in growing]
         in_stages = shape.is_chain and 1 < shape.levels < MAX_NODES - _AHEAD
         if in_stages and not any(adjusts(grown.sequence, 0) for grown in growing):
             if self.lookup is not None:
@@ -223,6 +230,7 @@ class SelfDrafter(TreeDrafter):
     def committed(self, sequence: SequenceState, path: list[int]) -> None:
         """Update the calibration, and notify the drafter before it."""
         super().committed(sequence, path)
+        self._found.pop(sequence.id, None)
         chain = self._chains.pop(sequence.id, None)
         if self.before is not None and chain is not None:
             self.before.after_rounds(sequence, chain.behind, path)
@@ -232,7 +240,8 @@ class SelfDrafter(TreeDrafter):
     def finished(self, sequence: SequenceState) -> None:
         """Forget the sequence; passed on."""
         super().finished(sequence)
-        self._chains.pop(sequence.id, None)
+        for kept in (self._chains, self._found):
+            kept.pop(sequence.id, None)
         if self._informed is not None:
             self._informed.finished(sequence)
 

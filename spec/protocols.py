@@ -221,6 +221,18 @@ class Chains(Protocol):
 
 
 @runtime_checkable
+class Checks(Protocol):
+    """A :class:`Drafter` that can verify what others found, before it goes on from there. checks: whether it does
+    now."""
+
+    checks: bool
+
+    def check(self, sequence: SequenceState, found: DraftTree) -> None:
+        """Begin the next draft of a sequence so."""
+        ...
+
+
+@runtime_checkable
 class LooksUp(Protocol):
     """A :class:`Drafter` that looks up the text, and often finds nothing."""
 

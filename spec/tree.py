@@ -39,7 +39,8 @@ class DraftTree:
     tokens[0] is the root. drafter: which proposed the others, "" if there are none. chances: each node's chance to be
     accepted, as the drafter estimates it, 1 for the root; empty if it does not. sources: which drafter proposed each
     node, where several did, "" for the root. parts: what each of them proposed. grown: the number of levels drafted, if
-    not all were worth their rows. forced: how many nodes a grammar added for free.
+    not all were worth their rows. passes: those that drafted a chain of which a part was looked up and checked; 0 for
+    others. forced: how many nodes a grammar added for free.
     """
 
     tokens: list[int]
@@ -51,6 +52,7 @@ class DraftTree:
     sources: tuple[str, ...] = ()
     parts: tuple[DraftTree, ...] = ()
     grown: int = 0
+    passes: int = 0
     forced: int = 0
 
     @property
@@ -62,7 +64,7 @@ class DraftTree:
     @property
     def levels(self) -> int:
         """How many levels were drafted for it."""
-        return self.grown or max(self.depths)
+        return self.grown or self.passes or max(self.depths)
 
     @property
     def shape(self) -> TreeShape:

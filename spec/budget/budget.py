@@ -133,7 +133,7 @@ class Budget(Observer):
             text = self._texts.get(result.scheduled.sequence.id)
             if text is not None and result.emitted and result.tree is not None:
                 text.learn(result, seconds)
-                right += result.accepted * any(share.tree for share in result.scheduled.plan.shares)
+                right += result.accepted * any(share.tree or share.first for share in result.scheduled.plan.shares)
         if self.why is not None and any(result.scheduled.plan.drafts_with(model) for result in results):
             self._drafted(self.why, sum(trace.seconds.values()) if alone else 0.0)
         if alone:
@@ -256,7 +256,8 @@ class Budget(Observer):
         seconds = self.cost.table(context, rows, self.timed)
         drafts = {n: self._cost(m, able) for n, m in self._models.items() if n not in self.wall.off}
         pace = sum([self._text(s).pace(seconds[len(able)]) for s in able]) if self.pinned is None else 0.0
-        costs, texts = StepCosts(seconds, drafts, pace), {s.id: self._text(s).expected(s) for s in able}
+        checks = [name for name, member in self._models.items() if member.checks]
+        costs, texts = StepCosts(seconds, drafts, pace, checks), {s.id: self._text(s).expected(s) for s in able}
         ways = self._sorted(costs.ways(list(texts.values())))
         chosen = self._tried(ways, able)
         for name, member in self._models.items():
@@ -286,7 +287,7 @@ class Budget(Observer):
         ways = [way for way in ways if not self.guard.paused(way.model)]
         if self.pinned is None:
             return sorted(ways, key=attrgetter("worth"), reverse=True)
-        ways = [way for way in ways if not (way.model and any(way.found))]
+        ways = [way for way in ways if not (way.model and any(way.found)) and not any(way.first)]
         return sorted(ways, key=lambda way: (way.nodes > 0, way.tokens / way.seconds), reverse=True)
 
     def _tried(self, ways: Sequence[DraftOption], able: Sequence[SequenceState]) -> DraftOption:
@@ -359,5 +360,7 @@ class Budget(Observer):
                 # Next to others a node is emitted less often than its chance, so time is worth as much more for these.
                 shape = OPEN.limited(self._models[way.model].levels)
                 shape = replace(shape, price=costs.price(way, index, costs.pace / max(LEAST, found.left), shape.nodes))
-            shares.append(Share(way.model, shape.limited(sequence.most_levels)))
+            shape = shape.limited(sequence.most_levels)
+            checked = min(way.first[index], shape.levels) if way.first else 0  # pages are reserved for the shape
+            shares.append(Share(way.model, shape, first=found.best(checked) if checked else None))
         return shares

@@ -17,7 +17,7 @@ from foresay.spec.budget.chance import MANY, TEXT, Claims, Salts, claimed
 from foresay.spec.budget.cost import DraftCost, DraftCosts, Pace
 from foresay.spec.budget.weigh import Chances, ExpectedTree
 from foresay.spec.names import PREDICTION
-from foresay.spec.protocols import CatchesUp, Chains, Drafter, LooksUp
+from foresay.spec.protocols import CatchesUp, Chains, Checks, Drafter, LooksUp
 from foresay.spec.sequence import SequenceState
 from foresay.spec.step import VerifyResult
 from foresay.spec.tree import MAX_NODES, DraftTree, TreeShape, merge
@@ -66,6 +66,7 @@ class Member:
     _chains: Chains | None = field(init=False, default=None)
     _catches_up: CatchesUp | None = field(init=False, default=None)
     _looks_up: LooksUp | None = field(init=False, default=None)
+    _checks: Checks | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.costs, self.salts = DraftCosts(self.cost, Pace()), Salts() if self.looks else Salts(_CALIBRATED)
@@ -73,6 +74,7 @@ class Member:
         self._catches_up = self.drafter if isinstance(self.drafter, CatchesUp) else None
         self._looks_up = self.drafter if isinstance(self.drafter, LooksUp) else None
         self._chains = self.drafter if isinstance(self.drafter, Chains) else None
+        self._checks = self.drafter if isinstance(self.drafter, Checks) else None
 
     @classmethod
     def looking(cls, drafter: Drafter, levels: int = LOOKED_LEVELS) -> Member:
@@ -88,6 +90,16 @@ class Member:
     def name(self) -> str:
         """Its name in settings, requests and traces."""
         return self.drafter.name
+
+    @property
+    def checks(self) -> bool:
+        """Whether it can continue from what others found."""
+        return self._checks is not None and self._checks.checks
+
+    def check(self, sequence: SequenceState, found: DraftTree) -> None:
+        """Let its next draft start from what was found."""
+        assert self._checks is not None, "see checks"
+        self._checks.check(sequence, found)
 
     @property
     def resting(self) -> bool:

@@ -19,11 +19,13 @@ _STEP, _AHEAD = 1 / 64, 0.2
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one drafter drafts. tree: what it proposed already, where looking up is free."""
+    """What one drafter drafts. tree: what it proposed already, where looking up is free. first: what others found,
+    which it checks and continues from."""
 
     drafter: str
     shape: TreeShape
     tree: DraftTree | None = None
+    first: DraftTree | None = None
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class Why:
         return self._name(self.ways[0])
 
     def _name(self, way: DraftOption) -> str:
+        if any(way.first):
+            return f"{together(self.looked)} > {way.model}"
         return together((*self.looked * any(way.found), *filter(None, [way.model]))) or NONE
 
     def _figures(self, way: DraftOption) -> str:

@@ -8,7 +8,7 @@ should be short, rather than buy at a high price what the next one brings for no
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import accumulate, zip_longest
 from operator import attrgetter
 from typing import NamedTuple
@@ -38,7 +38,7 @@ class DraftOption(NamedTuple):
     """One option of what to draft. model: "" for found nodes only. found: how many found nodes for each sequence;
     trees: the model's expected ones. tokens, seconds, nodes: of the step. worth: tokens beyond those that the same time
     brings at the pace. chain: whether the model drafts chains without checks between levels, rather than trees that
-    grow."""
+    grow. first: how many found nodes of each sequence the model checks first and continues from, or empty."""
 
     model: str
     found: tuple[int, ...]
@@ -48,6 +48,7 @@ class DraftOption(NamedTuple):
     nodes: int
     worth: float
     chain: bool = False
+    first: tuple[int, ...] = ()
 
     @property
     def kind(self) -> tuple[str, bool]:
@@ -57,24 +58,37 @@ class DraftOption(NamedTuple):
 
 class StepCosts(NamedTuple):
     """seconds: of a step by its rows; their number limits a plan's rows. drafts: of each model. pace: tokens a second,
-    the worth of time."""
+    the worth of time. checks: the models that check found nodes and continue from them."""
 
     seconds: Sequence[float] = ()
     drafts: Mapping[str, DraftCost] = {}
     pace: float = 0.0
+    checks: Collection[str] = ()
 
     def way(
-        self, found: Sequence[Chances], model: str = "", trees: Sequence[ExpectedTree] = (), chain: bool = False
+        self,
+        found: Sequence[Chances],
+        model: str = "",
+        trees: Sequence[ExpectedTree] = (),
+        chain: bool = False,
+        first: Sequence[Chances] = (),
     ) -> DraftOption:
-        """A plan of this size. found: of each sequence the found nodes that are verified."""
+        """A plan of this size. found, first: of each sequence the found nodes that are verified, or checked."""
         drafted, levels = sum([tree.nodes for tree in trees]), max([tree.levels for tree in trees], default=0.0)
         nodes = min(sum(map(len, found)) + round(drafted), len(self.seconds) - 1 - len(found))
         spent = self.seconds[len(found) + nodes]
         if model:
-            spent += self.drafts[model].seconds(max(1.0, levels), max(0.0, drafted - levels), not chain)
+            spent += self._drafting(model, levels, drafted, not chain, first)
         tokens = len(found) + sum(map(sum, found)) + sum([tree.tokens for tree in trees])
-        counts = tuple(map(len, found))
-        return DraftOption(model, counts, tuple(trees), tokens, spent, nodes, tokens - self.pace * spent, chain)
+        counts, checked = tuple(map(len, found)), tuple(map(len, first))
+        worth = tokens - self.pace * spent
+        return DraftOption(model, counts, tuple(trees), tokens, spent, nodes, worth, chain, checked)
+
+    def _drafting(self, model: str, levels: float, nodes: float, grown: bool, first: Sequence[Chances] = ()) -> float:
+        """Seconds of a draft. Each correct one of the found nodes that are checked saves a pass: as many as in the
+        sequence with the fewest."""
+        passes = max(1.0, levels - min(map(sum, first), default=0.0))
+        return self.drafts[model].seconds(passes, max(0.0, nodes - levels + sum(map(len, first))), grown)
 
     def price(self, way: DraftOption, index: int, pace: float, nodes: int) -> Price:
         """The price of a sequence's tree in this plan, with up to so many nodes, but no more than its part of all rows:
@@ -107,32 +121,34 @@ class StepCosts(NamedTuple):
             ways.append(self.way(found, model, trees))
         return max(ways, key=attrgetter("worth"))
 
-    def chain(self, model: str, texts: Sequence[Expected]) -> Iterator[DraftOption]:
-        """Its chains of the length that is worth most, the same for all: a level is drafted for all at once."""
+    def chain(self, model: str, texts: Sequence[Expected], found: Sequence[Chances] = ()) -> Iterator[DraftOption]:
+        """Its chains of the length that is worth most, the same for all: a level is drafted for all at once. found:
+        nodes that it checks first."""
         chains, rows = [one.get(model, (NO_TREE, ()))[1] for one in texts], len(texts)
         levels = [[chance for chance in level if chance is not None] for level in zip_longest(*chains)]
         if not levels:
             return
         nodes = [count for count in accumulate(map(len, levels)) if rows + count < len(self.seconds)] or [rows]
-        cost = self.drafts[model]
         worths = [
-            tokens - self.pace * (self.seconds[rows + count] + cost.seconds(deep, max(0, count - deep), False))
+            tokens
+            - self.pace * self.seconds[rows + count]
+            - self.pace * self._drafting(model, deep, count, False, [one[: deep - 1] for one in found])
             for deep, (count, tokens) in enumerate(zip(nodes, accumulate(map(sum, levels)), strict=False), start=1)
         ]
         length = 1 + worths.index(max(worths))
         trees = [ExpectedTree(sum(chain[:length]), *[min(length, len(chain))] * 2) for chain in chains]
-        yield self.way([()] * rows, model, trees, True)
+        yield self.way([()] * rows, model, trees, True, [one[: length - 1] for one in found])
 
     def ways(
         self, texts: Sequence[Expected], found: Sequence[Chances] = (), left: Chances = ()
     ) -> Iterator[DraftOption]:
         """The plans without anything found: none, and each model's tree and chain; or those with what was found: alone,
-        and next to each model's tree."""
+        next to each model's tree, and checked by its chain."""
         hits = self.kept(found) if found else [()] * len(texts)
-        if found and not any(hits):
-            return
-        yield self.way(hits)
+        if any(hits) or not found:
+            yield self.way(hits)
         for model in self.drafts:
-            if any(model in one for one in texts):
+            if any(model in one for one in texts) and (any(hits) or not found):
                 yield self.tree(model, texts, hits, left or [1.0] * len(texts))
-                yield from () if found else self.chain(model, texts)
+            if not found or model in self.checks:
+                yield from self.chain(model, texts, found)

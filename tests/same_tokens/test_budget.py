@@ -73,6 +73,9 @@ class Reckless(Budget):
         if not member.looks and not shape.is_chain and rng.random() < 0.5:
             rows = [rng.choice((0.0, 0.02, 0.1)) * node for node in range(shape.nodes)]
             shape = replace(shape, price=Price(rng.choice((0.0, 0.1)), rows))
+        if member.checks and shape.is_chain:
+            (found,) = self.members["ngram"].find([sequence])
+            return Share(member.name, shape, first=found and found.beginning(1 + depth, ()))
         if not member.looks:
             return Share(member.name, shape)
         tree = member.drafter.propose([sequence], [shape])[0]

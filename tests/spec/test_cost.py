@@ -162,12 +162,11 @@ def test_an_estimate_is_unsure_once_the_pace_is_another_than_that_of_the_last_pl
     saw(cost, 5, 0.02)
     assert not cost.unsure, "no step without drafts was timed"
     cost.begun(0.011)
-    saw(cost, 5, 0.02)
-    assert not cost.unsure
-    saw(cost, 5, 0.06, 50)
-    assert cost.unsure
-    saw(cost, 1, 0.03, 2)
-    assert not cost.unsure
+    unsure = []
+    for rows, seconds, times in ((5, 0.02, 1), (5, 0.06, 50), (1, 0.03, 2)):
+        saw(cost, rows, seconds, times)
+        unsure.append(cost.unsure)
+    assert unsure == [False, True, False]
 
 
 def test_what_is_seldom_seen_is_learnt_from_as_well_as_what_is_always() -> None:

@@ -51,6 +51,14 @@ class Chained(Parrot):
         return [0.8**depth for depth in range(1, levels + 1)]
 
 
+class Checking(Chained):
+    """Goes on from what is found."""
+
+    checks = True
+
+    def check(self, sequence: SequenceState, found: DraftTree) -> None: ...
+
+
 def model(seconds: float = 0.1, parrot: type[Parrot] = Parrot) -> Member:
     return Member.model(parrot("model", MODEL), DraftCost(seconds, 0.1, 0.01, deciding=1e-9))
 
@@ -340,6 +348,17 @@ def test_next_to_found_nodes_levels_and_rows_cost_more() -> None:
     assert together is not None
     assert together.level > 1.3 * alone.level
     assert np.all(np.array(together.rows) >= np.array(alone.rows))
+
+
+def test_what_is_checked_has_room_in_the_draft() -> None:
+    """Together with a text that goes on, one of which two tokens are left, and for which two disagree on them."""
+    names = ("one", 3), ("two", 4)
+    looked = [Member.looking(Parrot(name, DraftTree.chain([7, t, t], name, (1.0, 0.5, 0.4)))) for name, t in names]
+    member = Member.model(Checking("model", MODEL), DraftCost(0.0, 0.05, 0.0, 0.1))
+    budget, one = budget_of(*looked, member), sequence()
+    one.limit, other = 10_000, replace(one, id="other", limit=len(one.tokens) + 3)
+    long, short = (model_share(plan) for plan in budget.plan([one, other]))
+    assert long.first and short.first and len(short.first) <= short.shape.nodes == 3
 
 
 def test_a_chain_is_planned_whole_where_deciding_level_by_level_is_not_worth_it() -> None:
