@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -15,7 +15,7 @@ from foresay.spec.tree import DraftTree, TreeShape
 State = TypeVar("State")
 
 
-class LookupDrafter(Generic[State]):
+class LookupDrafter(ABC, Generic[State]):
     """Implements :class:`foresay.spec.protocols.Lookup`. It says what is known of a new sequence (``_begin``), and what
     is found for it in a step (``_tree``)."""
 

@@ -28,8 +28,8 @@ _PLAIN, _MEMORY = 16, 256
 _USES = 24
 #: Deviations beyond which a loss is sure, and an interval is shown; and a time, something else's.
 _DEVIATIONS, _OUTLIER = 2.0, 3.0
-#: Steps of a pause, and the least between windows; before the first of these; how often pauses are doubled at most: to
-#: some 4,000.
+#: Steps of a pause, which are also the fewest between two windows; steps before the first window; and how often a pause
+#: is doubled at most: to some 4,000 steps.
 _PAUSE, _FIRST, _DOUBLED = 128, 16, 5
 
 

@@ -205,8 +205,8 @@ NOTHING = Found()
 
 @dataclass(slots=True, eq=False)
 class TextStats:
-    """members: its possible drafters, by name; claims: of each. found: what was looked up last; length: of the text
-    then, until it is learnt from. came, spent: tokens and seconds of the last steps."""
+    """What is known of one text. members: its possible drafters, by name; claims: of each. found: what was looked up
+    last; length: of the text then, until it is learnt from. came, spent: tokens and seconds of the last steps."""
 
     members: Mapping[str, Member]
     claims: Mapping[str, Claims]
@@ -217,7 +217,7 @@ class TextStats:
 
     @classmethod
     def begun(cls, sequence: SequenceState, members: Iterable[Member]) -> TextStats:
-        """The request's own prediction may always draft, whatever its draft method."""
+        """For a new text. The request's own prediction may always draft, whatever its draft method."""
         allowed = {
             member.name: member
             for member in members
