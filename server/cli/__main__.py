@@ -10,9 +10,9 @@ from foresay.server.cli import begin, ready
 def main() -> int:
     """Run the command that ``sys.argv`` has, and return its exit status."""
     begin()
-    from foresay.verifier.ops.kernels.cpu import kept
+    from foresay.verifier.ops.kernels.cpu import kernel_cache
 
-    kept.run_unpatched()
+    kernel_cache.run_unpatched()
     from foresay.server.cli.main import main as run
 
     ready()

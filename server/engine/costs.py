@@ -20,7 +20,7 @@ import msgspec
 
 from foresay.server.settings.config import EngineConfig
 from foresay.spec.budget.cost import DraftCost
-from foresay.verifier.ops.kernels.cpu import kept
+from foresay.verifier.ops.kernels.cpu import kernel_cache
 
 #: Seconds for which measurements on a machine stay valid there.
 _LASTS = 86400.0
@@ -50,7 +50,7 @@ class Costs(msgspec.Struct):
     def recall(self) -> bool:
         """Load what an earlier server measured of the same within a day; whether there was any."""
         try:
-            found = msgspec.json.decode(kept.find(self._key()) or b"null", type=Costs | None)
+            found = msgspec.json.decode(kernel_cache.find(self._key()) or b"null", type=Costs | None)
         except msgspec.MsgspecError:
             return False
         if found is None or not 0 <= time.time() - found.measured < _LASTS:
@@ -62,18 +62,18 @@ class Costs(msgspec.Struct):
     def keep(self) -> None:
         """Store on disk, for servers that start later."""
         self.measured = time.time()
-        kept.keep(self._key(), msgspec.json.encode(self))
+        kernel_cache.keep(self._key(), msgspec.json.encode(self))
 
     def _key(self) -> str:
         """The key on disk; it depends on the processor and the code that is timed."""
         from foresay.verifier.ops.kernels.cpu.jit import Processor  # imports LLVM
 
-        return kept.key_of("costs", self.of, repr(Processor.here()), kept.sources())
+        return kernel_cache.key_of("costs", self.of, repr(Processor.here()), kernel_cache.sources())
 
 
 def digest(config: EngineConfig, directories: Iterable[Path], *others: object) -> str:
     """Hash of the engine's settings but the seed, which is for requests without one, of the models' files by size and
     time, and of ``others``."""
     settings = {name: getattr(config, name) for name in EngineConfig.__struct_fields__ if name != "seed"}
-    files = [(str(path), *kept.seen(path)[:3]) for directory in directories for path in sorted(directory.iterdir())]
+    files = [(str(path), *kernel_cache.seen(path)[:3]) for each in directories for path in sorted(each.iterdir())]
     return hashlib.sha256(msgspec.json.encode((settings, files, others))).hexdigest()
