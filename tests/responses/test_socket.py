@@ -197,8 +197,9 @@ async def test_a_cancel_in_the_moment_of_the_engines_request_counts(tokenizer, m
 
         def add_and_cancel(*asked: Any) -> None:
             add(*asked)
-            (turn,) = service.server.of(Responses).running.values()
-            asyncio.get_running_loop().call_soon(turn.cancel)
+            (record,) = service.server.of(Responses).running.values()
+            assert record.cancel is not None
+            asyncio.get_running_loop().call_soon(record.cancel)
 
         monkeypatch.setattr(engine, "add", add_and_cancel)
         assert (await answer(socket, {"input": "Tell"}))[-1]["error"]["code"] == "cancelled"

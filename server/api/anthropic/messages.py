@@ -134,7 +134,8 @@ class Blocks(Items[msgspec.Struct]):
     def grows(self, item: Item, more: str) -> list[msgspec.Struct]:
         """More of its text."""
         kind, field = DELTAS[type(item.first)]
-        delta = schemas.Delta(type=kind, **{field: more})
+        delta = schemas.Delta(type=kind)
+        setattr(delta, field, more)
         return [schemas.MessageEvent(type="content_block_delta", index=item.index, delta=delta)] if more else []
 
     def closes(self, item: Item) -> list[msgspec.Struct]:

@@ -132,7 +132,8 @@ class ResponseItems(Items[ResponseEvent]):
         """Events for the complete text."""
         inside, made, part = _inside(item), item.made, self._content(item)
         name, whole = KINDS[type(made)]
-        done = ResponseEvent(type=f"response.{name}.done", **inside, **{whole: item.text})
+        done = ResponseEvent(type=f"response.{name}.done", **inside)
+        setattr(done, whole, item.text)
         if part is not None:
             made.content = [part]
             done.logprobs = part.logprobs if isinstance(part, schemas.OutputText) else UNSET
