@@ -28,8 +28,7 @@ from torch import Tensor
 
 from foresay.server.engine.parameters import AUTO_VOCAB, drafted
 from foresay.server.settings.resolved import BUNDLED, CannotRun
-from foresay.server.text.detokenize import Spelling
-from foresay.server.text.tokenizer import tokenizer_file, tokenizer_json
+from foresay.server.text.tokenizer import Spelling, tokenizer_file, tokenizer_json
 from foresay.verifier.heads.vocabulary import DraftVocabulary
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.errors import ModelError

@@ -25,13 +25,14 @@ from foresay.server.engine.costs import Costs
 from foresay.server.engine.generation import Cause, EngineStatus
 from foresay.server.engine_process import child, frames
 from foresay.server.engine_process.child import STARTING, Spawned, spawn
-from foresay.server.engine_process.client_base import ChannelClient, Resumed, Supervised, log
+from foresay.server.engine_process.client_base import Resumed, Supervised, log
 from foresay.server.engine_process.frames import Channel
-from foresay.server.engine_process.resumption import AGAIN
+from foresay.server.engine_process.resumption import AGAIN, ChannelClient
 from foresay.server.schemas.errors import EngineFailed
 from foresay.server.settings.config import ServeConfig
 from foresay.spec.errors import ForesayError
 from foresay.spec.request import EngineInfo
+from foresay.spec.trace import StepTrace
 
 #: How long a process may take to exit after its socket closes before waiting requests are notified; looks meanwhile.
 DYING_SECONDS, DYING_LOOKS = 1.0, 50
@@ -305,6 +306,11 @@ class EngineClient(Supervised, ChannelClient):
                 self._failure, self.footprint = frame, frame.footprint or self.footprint
             case _:
                 super()._received(frame)
+
+    def _stepped(self, trace: StepTrace) -> None:
+        super()._stepped(trace)
+        if self.observe is not None:
+            self._notify(self.observe, trace)
 
     def _go_on(self, info: EngineInfo) -> None:
         """The engine is ready: resume the requests that wait for it."""

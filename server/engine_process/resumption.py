@@ -24,10 +24,12 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from foresay.server.engine.generation import Sink
+from foresay.server.engine.generation import EngineStatus, Sink, check_comes
 from foresay.server.engine_process import frames
+from foresay.server.engine_process.frames import Channel
 from foresay.server.schemas.errors import ApiError, EngineFailed, KillsEngine, Mistake
 from foresay.spec.request import Delta, Progress, Request, RequestEnd
+from foresay.spec.trace import StepTrace
 
 log = logging.getLogger("foresay.server")
 
@@ -329,3 +331,53 @@ def _fail(flight: InFlight, error: Exception) -> None:
 def _kills_engine(reason: str) -> KillsEngine:
     message = f"{reason}, twice at the same position of this request: it may be what kills the engine"
     return KillsEngine(f"{message}, so it is not resumed")
+
+
+# -- over a channel ----------------------------------------------------------------------------------------------------
+
+
+class ChannelClient:
+    """A :class:`~foresay.server.engine.generation.TokenEngine` while there is a channel, and it is ready.
+
+    most_losses: how many engines may die while running a request.
+    """
+
+    status: EngineStatus
+
+    def __init__(self, most_losses: int) -> None:
+        self._in_flight = InFlights(self._send, most_losses)
+        self._channel: Channel | None = None
+        self._steps = 0  # number of the latest step
+
+    def add(self, request: Request, sink: Sink) -> None:
+        check_comes(self.status)
+        self._in_flight.add(request, sink)
+
+    def cancel(self, id: str) -> None:
+        self._in_flight.cancel(id)
+
+    def finish(self, id: str, at_token: int) -> None:
+        self._in_flight.finish(id, at_token)
+
+    def _send(self, frame: frames.UpFrame) -> None:
+        if self._channel is not None:
+            self._channel.send(frame)
+
+    def _received(self, frame: frames.DownFrame) -> None:
+        """Handle a frame of a running engine."""
+        match frame:
+            case frames.Deltas(deltas, trace):
+                if trace is not None:
+                    self._stepped(trace)
+                for delta in deltas:
+                    self._in_flight.take(delta)
+            case frames.Rejected(id):
+                self._in_flight.reject(id, frame.error)
+
+    def _stepped(self, trace: StepTrace) -> None:
+        self._steps = trace.number
+        self._in_flight.stepped(trace.waiting)
+
+    def _lose(self, number: int, reason: str, among: Collection[str] | None = ()) -> None:
+        """Engine process ``number`` has ended, or is about to. May be called again once more is known."""
+        self._in_flight.lost(number, reason, among)

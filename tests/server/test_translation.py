@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer, models, processors
 
 from foresay.server.engine.vocabulary import LEAST_SHARE, SMALL_SHARE, TokenTable, Translation, translation
 from foresay.server.settings.resolved import CannotRun
-from foresay.server.text.detokenize import Spelling
+from foresay.server.text.tokenizer import Spelling
 from foresay.verifier.model.config import ModelConfig
 from tests.same_tokens.test_directories import write_tokenizer
 from tests.same_tokens.vocabularies import write_sentencepiece
