@@ -10,6 +10,7 @@ import os
 import shlex
 import sys
 from argparse import Namespace
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from foresay.server.catalog import catalog, hub
 from foresay.server.catalog.catalog import fetched as known_fetched
 from foresay.server.catalog.catalog import find_target, of_short_name
 from foresay.server.catalog.hub import resolve
-from foresay.server.cli.command import Stages, argument, command, show_table
+from foresay.server.cli.command import argument, command
+from foresay.server.cli.progress import Stages
 from foresay.server.cli.serve import AT, answer
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import BUNDLED, check_model_name, check_names, target_directory
@@ -187,8 +189,21 @@ def list_models(config: None, arguments: Namespace) -> int:
     for name, size in sorted(_fetched().items()):
         whole = "/" not in name or hub.cached(name) is not None
         rows.append((name, bytes_in_words(size), "" if whole else "not all of it is here"))
-    show_table(("name", "size", ""), rows)
+    _show_table(("name", "size", ""), rows)
     return 0
+
+
+def _show_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table on a terminal, else plain columns."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for name in header:
+        table.add_column(name, justify="right" if name == "size" else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 120).print(table)
 
 
 def _bundled_bytes() -> int:
@@ -262,7 +277,7 @@ def ps(config: None, arguments: Namespace) -> int:
     foresay ps --url http://127.0.0.1:8001
     """
     key = arguments.api_key or os.environ.get("FORESAY_API_KEY")
-    show_table(("name", "size", "on", "until"), map(_row, answer(arguments.url, "/api/ps", key).get("models", [])))
+    _show_table(("name", "size", "on", "until"), map(_row, answer(arguments.url, "/api/ps", key).get("models", [])))
     return 0
 
 

@@ -23,7 +23,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from foresay.server.cli.command import Stages, argument, command
+from foresay.server.cli.command import argument, command
+from foresay.server.cli.progress import Stages
 from foresay.server.engine_process.child import ahead, uncollected
 from foresay.server.settings.config import SECTIONS, EngineConfig, ServeConfig
 from foresay.server.settings.fields import Setting, applied_by, settings_of

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from foresay.drafters.training.prompts import Prompt, read_prompts
 from foresay.drafters.training.settings import Settings
 from foresay.server.cli import INTERRUPTED
-from foresay.server.cli.command import Stages, arguments, command
+from foresay.server.cli.command import arguments, command
+from foresay.server.cli.progress import Stages
 from foresay.server.engine_process.child import PASSIVE
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import check_model_name, target_directory

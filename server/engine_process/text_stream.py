@@ -1,23 +1,19 @@
-"""The text of one request of an in-process engine, as it is generated and when it is finished; notebooks show its
-tokens in the colours of their drafters."""
+"""An answer as it is generated, and when it is finished; notebooks show its tokens in the colours of their drafters."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from html import escape
 from itertools import pairwise
-from typing import Protocol, Self
+from typing import Self
 
 import msgspec
 
 from foresay.server.schemas.chat import StepProvenance, TokenProvenance
-from foresay.server.text.choice import Choice
-from foresay.server.text.tokenizer import Tokenizer
-from foresay.spec.errors import ForesayError, InvalidRequest
 from foresay.spec.names import GRAMMAR
-from foresay.spec.request import Delta, EngineInfo, Origin, Request, TokenLogprobs
+from foresay.spec.request import Origin, TokenLogprobs
 from foresay.spec.trace import Statistics
 
 #: The page's colours (server/api/about/static/theme.css), and the colour of any other drafter.
@@ -112,25 +108,6 @@ def drafters_of(origin: Origin | None, kept: int) -> list[str]:
     return names + [""] * (kept - len(names))
 
 
-class Steps(Protocol):
-    """What a stream needs of :class:`~foresay.server.engine_process.local.Engine`."""
-
-    tokenizer: Tokenizer
-
-    @property
-    def info(self) -> EngineInfo:
-        """What was loaded."""
-
-    def step(self) -> None:
-        """Run one engine step for all open streams, and give each its delta."""
-
-    def cut(self, id: str, at_token: int) -> None:
-        """End the text of a request after its output token number ``at_token``."""
-
-    def forget(self, id: str) -> None:
-        """Cancel a request and free what it holds."""
-
-
 class AnswerStream(ABC):
     """An answer, piece by piece; ``completion`` once it has ended.
 
@@ -184,74 +161,3 @@ class AnswerStream(ABC):
     @abstractmethod
     def _step(self) -> None:
         """Wait for what comes next of it."""
-
-
-class TextStream(AnswerStream):
-    """The text of one request of an in-process engine, delta by delta."""
-
-    def __init__(self, engine: Steps, request: Request, stop: Sequence[str], provenance: bool = False) -> None:
-        super().__init__()
-        self._engine = engine
-        self._request = request
-        ends = engine.info.eos_token_ids
-        self._choice = Choice(request, engine.tokenizer, ends, request.prompt, stop=stop, provenance=provenance)
-        self._text: list[str] = []
-        self._offsets: list[int] = []
-        self._drafters: list[str] = []
-        self._logprobs: list[TokenLogprobs] | None = None if request.params.logprobs is None else []
-        self._error: ForesayError | None = None
-        self._prompt_logprobs: list[TokenLogprobs | None] | None = None
-
-    def __repr__(self) -> str:
-        return f"<TextStream: {self._choice.completion_tokens} tokens{' so far' if self.completion is None else ''}>"
-
-    def close(self) -> None:
-        if self.completion is None:
-            self._engine.forget(self._request.id)
-            self._finish("cancelled")
-
-    def _step(self) -> None:
-        """One step for all streams; raises only this request's error."""
-        if self._error is None:
-            self._engine.step()
-        if self._error is not None:
-            raise self._error
-
-    def take(self, delta: Delta) -> None:
-        """Turn the tokens of one step into text; called by the engine."""
-        if delta.finish_reason == "error":
-            message = delta.error or "the engine gave up on this request"
-            self._error = ForesayError(message) if delta.fault is None else InvalidRequest(*delta.fault)
-            return
-        piece = self._choice.take(delta)
-        self.steps += piece.steps
-        self.tokens += piece.tokens
-        self._offsets += piece.offsets
-        self._drafters += drafters_of(delta.origin, len(piece.token_ids))
-        if self._logprobs is not None:
-            self._logprobs += piece.logprobs
-        self._prompt_logprobs = self._prompt_logprobs or piece.prompt_logprobs
-        if piece.text:
-            self._pieces.append(piece.text)
-            self._text.append(piece.text)
-        if piece.finish_at is not None:
-            self._engine.cut(self._request.id, piece.finish_at)
-        if piece.finish_reason is not None:
-            self._finish(piece.finish_reason)
-
-    def _finish(self, reason: str) -> None:
-        seed = self._request.params.seed
-        assert seed is not None, "the engine was given a seed"
-        self.completion = Completion(
-            text="".join(self._text),
-            token_ids=self._choice.tokens,
-            prompt_token_ids=self._request.prompt,
-            finish_reason=reason,
-            seed=seed,
-            exact=self._engine.info.exact,
-            statistics=self._choice.statistics,
-            logprobs=self._logprobs,
-            prompt_logprobs=self._prompt_logprobs,
-            drafters=self._drafters,
-            offsets=self._offsets,
-        )

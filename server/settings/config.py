@@ -240,6 +240,13 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
     #: By the name that clients use; empty if the server has one model. Each has all settings, the common ones too.
     models: dict[str, ServeConfig] = {}
 
+    def base_url(self, port: int) -> str:
+        """Where clients on this machine find the server that listens on a port; a wildcard address becomes
+        localhost."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(self.host, self.host)
+        literal = f"[{host}]" if ":" in host and not host.startswith("[") else host
+        return f"{'http' if self.ssl_certfile is None else 'https'}://{literal}:{port}"
+
     @property
     def idle_seconds(self) -> float | None:
         """``idle_unload`` in seconds; None if a model stays."""
