@@ -131,7 +131,7 @@ def _started(flags: list[str]) -> Iterator[subprocess.Popen[bytes]]:
     """Run ``foresay serve``, detached from the terminal and its Ctrl-C; reports if it ended too early. -P: nothing is
     imported from the user's project."""
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "foresay.server.cli.main", "serve", "--any-model-name", *flags],
+        [sys.executable, "-P", "-m", "foresay.server.cli", "serve", "--any-model-name", *flags],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -20,7 +20,7 @@ import msgspec
 from foresay.server.engine.build import build_engine
 from foresay.server.engine.costs import Costs
 from foresay.server.engine.device import LoadProgress
-from foresay.server.engine_process.text_stream import AnswerStream, Completion, drafters_of
+from foresay.server.engine_process.text_stream import AnswerStream, Completion
 from foresay.server.schemas.errors import complaint
 from foresay.server.schemas.shared import StructuredOutputs
 from foresay.server.settings.config import USUAL_TOKENS, EngineConfig, SamplingConfig
@@ -30,6 +30,7 @@ from foresay.server.settings.resolved import check_names, target_directory
 from foresay.server.text.choice import Choice
 from foresay.server.text.grammars.compiler import GrammarCompiler
 from foresay.server.text.grammars.fields import of_outputs, refuse_lengths
+from foresay.server.text.parts import drafters_of
 from foresay.server.text.prompt import strings
 from foresay.server.text.tokenizer import Tokenizer, tokenizer_file
 from foresay.spec.errors import ForesayError, InvalidRequest
@@ -46,12 +47,9 @@ def sampling_of(params: SamplingParams | None, fields: Mapping[str, Any]) -> Sam
     for name in fields:
         if name not in FIELDS:
             raise InvalidRequest(name, f" is not a sampling field{nearest(name, {*FIELDS, *OTHER_ARGUMENTS} - {name})}")
-    params = msgspec.structs.replace(params or SamplingParams(), **fields)
+    given = {**msgspec.structs.asdict(params or SamplingParams()), **fields}
     return SamplingParams(
-        **{
-            field.name: _typed(getattr(params, field.name), field.type, field.name)
-            for field in msgspec.structs.fields(SamplingParams)
-        }
+        **{one.name: _typed(given[one.name], one.type, one.name) for one in msgspec.structs.fields(SamplingParams)}
     )
 
 

@@ -12,8 +12,7 @@ from typing import Self
 import msgspec
 
 from foresay.server.schemas.chat import StepProvenance, TokenProvenance
-from foresay.spec.names import GRAMMAR
-from foresay.spec.request import Origin, TokenLogprobs
+from foresay.spec.request import TokenLogprobs
 from foresay.spec.trace import Statistics
 
 #: The page's colours (server/api/about/static/theme.css), and the colour of any other drafter.
@@ -95,17 +94,6 @@ def _coloured(text: str, drafter: str) -> str:
     colour = COLOURS.get(drafter, OTHER)
     style = f"background: {colour}40; border-bottom: 2px solid {colour}"
     return f'<span style="{style}" title="drafted by {escape(drafter)}">{escape(text)}</span>'
-
-
-def drafters_of(origin: Origin | None, kept: int) -> list[str]:
-    """The drafter of each of the first ``kept`` tokens of a step; "" if the target sampled it."""
-    if origin is None:
-        return [""] * kept
-    names = [
-        GRAMMAR if node <= origin.forced else origin.sources[place] if origin.sources else origin.drafter
-        for place, node in enumerate(origin.path[:kept])
-    ]
-    return names + [""] * (kept - len(names))
 
 
 class AnswerStream(ABC):

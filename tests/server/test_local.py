@@ -14,7 +14,8 @@ import pytest
 
 import foresay
 from foresay import Completion, ConfigurationError, Engine, ForesayError, InvalidRequest, SamplingParams
-from foresay.server.engine_process.text_stream import COLOURS, OTHER, drafters_of
+from foresay.server.engine_process.text_stream import COLOURS, OTHER
+from foresay.server.text.parts import drafters_of
 from foresay.spec import errors
 from foresay.spec.names import DRAFTERS
 from foresay.spec.request import Delta, Origin
