@@ -26,7 +26,7 @@ from foresay.server.cli.generate import sampling_params
 from foresay.server.cli.progress import loaded
 from foresay.server.settings.config import BenchConfig
 from foresay.server.settings.resolved import check_names
-from foresay.server.settings.units import counted
+from foresay.server.settings.units import aligned, counted
 from foresay.spec.accept import GAIN, SCATTERED, ByDepth, summed, tokens_per_step
 from foresay.spec.errors import ConfigurationError, InvalidRequest
 from foresay.spec.names import NONE
@@ -187,10 +187,7 @@ def table(report: dict[str, Any], config: BenchConfig, compared: bool) -> list[s
         label = way.draft if compared else f"drafted by {way.drafter}"
         rows.append((label, *_cells(way.on), *([_times(way)] if compared else [])))
     rows.append((NONE if compared else "plain decoding", *_cells(report["off"]), *(["1.00"] if compared else [])))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for first, *cells in rows:
-        rest = (f"{cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
-        lines.append("  ".join([f"{first:<{widths[0]}}", *rest]))
+    lines += aligned(rows, right=range(1, len(rows[0])))
     if compared:
         return [*lines, *_choice(report, config)]
     if any(ways[0].on.drafted_per_depth):

@@ -10,7 +10,6 @@ import os
 import shlex
 import sys
 from argparse import Namespace
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from foresay.server.cli.progress import Stages
 from foresay.server.cli.serve import AT, answer
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import BUNDLED, check_model_name, check_names, target_directory
-from foresay.server.settings.units import bytes_in_words
+from foresay.server.settings.units import aligned, bytes_in_words
 from foresay.spec.errors import ConfigurationError, ForesayError
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.gguf.file import LINK
@@ -189,21 +188,8 @@ def list_models(config: None, arguments: Namespace) -> int:
     for name, size in sorted(_fetched().items()):
         whole = "/" not in name or hub.cached(name) is not None
         rows.append((name, bytes_in_words(size), "" if whole else "not all of it is here"))
-    _show_table(("name", "size", ""), rows)
+    print("\n".join(aligned([("name", "size", ""), *rows], right=(1,))))
     return 0
-
-
-def _show_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table on a terminal, else plain columns."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-    for name in header:
-        table.add_column(name, justify="right" if name == "size" else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 120).print(table)
 
 
 def _bundled_bytes() -> int:
@@ -277,7 +263,8 @@ def ps(config: None, arguments: Namespace) -> int:
     foresay ps --url http://127.0.0.1:8001
     """
     key = arguments.api_key or os.environ.get("FORESAY_API_KEY")
-    _show_table(("name", "size", "on", "until"), map(_row, answer(arguments.url, "/api/ps", key).get("models", [])))
+    rows = map(_row, answer(arguments.url, "/api/ps", key).get("models", []))
+    print("\n".join(aligned([("name", "size", "on", "until"), *rows], right=(1,))))
     return 0
 
 

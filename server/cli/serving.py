@@ -25,7 +25,7 @@ from foresay.server.http.auth import is_loopback
 from foresay.server.http.life import CLOSING_SECONDS, WORKER_NAME, run_server
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.resolved import cached_target, model_names
-from foresay.server.settings.units import span_in_words
+from foresay.server.settings.units import aligned, span_in_words
 from foresay.spec.request import EngineInfo
 
 
@@ -181,8 +181,7 @@ def _announce(
     url = config.base_url(port)
     table, notes = [*table, *addresses(url), ("access", access(config))], [*notes, *warnings(config)]
     line = try_line(url, model, bool(config.api_key or config.api_key_file), _chats(config))
-    width = max(len(name) for name, _ in table)
-    lines = [f"{name:<{width}}  {value}" for name, value in [*table, *(("warning", note) for note in notes)]]
+    lines = aligned([*table, *(("warning", note) for note in notes)])
     print("\n".join(["Foresay is ready.", *lines, "try it:", f"  {line}"]), file=out, flush=True)
 
 

@@ -329,10 +329,6 @@ class ModelNames(msgspec.Struct, frozen=True):
         """Whether it is one of the names, with or without Ollama's tag."""
         return name.removesuffix(LATEST) in {name.removesuffix(LATEST) for name in self.known}
 
-    def mean(self, name: str) -> bool:
-        """Whether a request for ``name`` is for this model."""
-        return self.any or self.has(name)
-
 
 def model_names(config: ServeConfig) -> tuple[str, ...]:
     """The target's names for clients: from the settings, else the last part of its directory or GGUF file."""

@@ -122,7 +122,7 @@ def test_whatever_python_lets_one_write_is_refused_naming_the_field(
     engine: Engine, field: str, prompt: object, given: dict[str, object]
 ) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        engine.generate(prompt, **given)  # type: ignore[call-overload]
+        engine.generate(prompt, **given)  # type: ignore[arg-type]
     assert caught.value.param == field
     assert field in caught.value.message
     assert not engine._engine.has_work
