@@ -25,8 +25,17 @@ import msgspec
 from foresay.server.catalog.formats import FORMATS, PLACEHOLDER, REASONING, TAG, TOOLS_VARIABLES, ToolFormat, Way
 from foresay.server.settings.config import ReasoningParser, ToolParser
 from foresay.server.text.parsers.parameters import PIECES, head_of, parameters, word_of
-from foresay.server.text.parsers.parser import Call, ParsedAnswer, ScriptParser, arguments, json_call
-from foresay.server.text.parsers.script import Broken, OutputOver, Reader, Script, text_before
+from foresay.server.text.parsers.script import (
+    Broken,
+    Call,
+    OutputOver,
+    ParsedAnswer,
+    Reader,
+    Script,
+    ScriptParser,
+    text_before,
+)
+from foresay.server.text.parsers.values import arguments, json_call
 from foresay.server.text.parts import OutputParser, PlainText
 from foresay.spec.errors import InvalidRequest, inside
 
