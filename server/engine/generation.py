@@ -89,8 +89,8 @@ class TokenEngine(Protocol):
         """End a request after its output token number ``at_token``; the last delta still comes."""
 
 
-class ServedEngine(TokenEngine, Protocol):
-    """The engine interface that a server needs: one that reports its status. info: None until first ready."""
+class StatusSource(Protocol):
+    """An engine that reports its status. info: None until first ready."""
 
     @property
     def status(self) -> EngineStatus:
@@ -99,6 +99,10 @@ class ServedEngine(TokenEngine, Protocol):
     @property
     def info(self) -> EngineInfo | None:
         """What it runs."""
+
+
+class ServedEngine(TokenEngine, StatusSource, Protocol):
+    """The engine interface that a server needs."""
 
 
 class RequestCounter(Protocol):

@@ -115,8 +115,6 @@ class InFlights:
         self._probed: InFlight | None = None  # resumed in this engine, and unproven
         self._ready, self._levels, self._fingerprint = False, 0, ""
         self._queued = False  # the unproven request may only be waiting for a slot, judging by the last step
-        self._unproven: list[InFlight] = []  # when the last engine ended
-        self._ended = 0  # number of the engine process that ended last
 
     # -- the engine ----------------------------------------------------------------------------------------------
 
@@ -132,33 +130,16 @@ class InFlights:
         """The engine takes no more requests: new ones wait, and cannot be suspects."""
         self._ready = False
 
-    def lost(self, number: int, reason: str, among: Collection[str] | None = None) -> None:
-        """Engine process ``number`` has ended, or is about to: fail requests that cannot continue; the others wait.
+    def lost(self, reason: str, among: Collection[str] | None = None) -> None:
+        """The engine process has ended: fail requests that cannot continue; the others wait for the next.
 
-        among: the requests that may have caused it; None if any in its steps may have. May be called again once more is
-        known.
+        among: the requests that may have caused it; None if any in its steps may have.
         """
-        late = number == self._ended
-        if not late:
-            self._ended, self._ready, self._probed = number, False, None
-            self._unproven = [flight for flight in self._all.values() if flight.state == "unproven"]
-        suspect = self._blamed(among)
-        if not late:
-            self._wait_again(reason)
-        elif suspect is not None and suspect.alone >= MOST_ALONE:
-            self.reject(suspect.request.id, _kills_engine(reason))
-
-    def _blamed(self, among: Collection[str] | None) -> InFlight | None:
-        """Count the loss against a suspect if it alone was unproven; returns it."""
-        found = [flight for flight in self._unproven if among is None or flight.request.id in among]
-        if len(found) != 1 or (among is None and self._queued) or self._all.get(found[0].request.id) is not found[0]:
-            return None
-        self._unproven = []
-        found[0].alone += 1
-        return found[0]
-
-    def _wait_again(self, reason: str) -> None:
-        """Let all requests that can wait for the next engine; fail the others."""
+        self._ready, self._probed = False, None
+        unproven = [flight for flight in self._all.values() if flight.state == "unproven"]
+        suspects = [flight for flight in unproven if among is None or flight.request.id in among]
+        if len(suspects) == 1 and not (among is None and self._queued):
+            suspects[0].alone += 1
         self._waiting.clear()
         for flight in list(self._all.values()):
             error = self._why_not(flight, reason)
@@ -378,6 +359,6 @@ class ChannelClient:
         self._steps = trace.number
         self._in_flight.stepped(trace.waiting)
 
-    def _lose(self, number: int, reason: str, among: Collection[str] | None = ()) -> None:
-        """Engine process ``number`` has ended, or is about to. May be called again once more is known."""
-        self._in_flight.lost(number, reason, among)
+    def _lose(self, reason: str, among: Collection[str] | None = ()) -> None:
+        """The engine process has ended."""
+        self._in_flight.lost(reason, among)

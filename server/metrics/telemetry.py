@@ -19,7 +19,7 @@ from functools import partial
 from typing import cast
 
 import foresay
-from foresay.server.engine.generation import EngineStatus, ServedEngine
+from foresay.server.engine.generation import EngineStatus, StatusSource
 from foresay.server.gateway.keys import CONTEXT
 from foresay.server.metrics.counters import Counters
 from foresay.server.metrics.fields import TOKEN_BOUNDS, Histogram, declared, value_of
@@ -78,7 +78,7 @@ class Telemetry:
     def __init__(
         self,
         model: str,
-        engine: ServedEngine,
+        engine: StatusSource,
         clock: Callable[[], float] | None = None,
         connections: Connections | None = None,
     ) -> None:

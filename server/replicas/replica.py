@@ -165,7 +165,7 @@ class ReplicaClient(ChannelClient):
         """It has ended: fail requests that cannot continue; the others wait to move. If it did not report why, its
         machine may be gone or it was killed: no request is to blame."""
         failed = self.failure or frames.Failed(reason)
-        self._lose(1, failed.message, failed.running)
+        self._lose(failed.message, failed.running)
 
     def _received(self, frame: frames.DownFrame) -> None:
         match frame:
