@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
+from functools import cache
 from html import escape
 from itertools import pairwise
+from pathlib import Path
 from typing import Self
 
 import msgspec
@@ -15,25 +18,15 @@ from foresay.server.schemas.chat import StepProvenance, TokenProvenance
 from foresay.spec.request import TokenLogprobs
 from foresay.spec.trace import Statistics
 
-#: The page's colours (server/api/about/static/theme.css), and the colour of any other drafter.
-COLOURS = {
-    "prediction": "#706602",
-    "suffix": "#f153da",
-    "ngram": "#c08747",
-    "draft_model": "#137766",
-    "self": "#764034",
-    "medusa": "#671bb2",
-    "eagle": "#2f5272",
-    "eagle3": "#132864",
-    "peagle": "#8028f8",
-    "dflash": "#080030",
-    "dspark": "#b048b0",
-    "mtp": "#3a0902",
-    "grammar": "#522c1e",
-}
-OTHER = "#566173"
 #: Most characters of text in a repr.
 _SHORT = 60
+
+
+@cache
+def colours() -> dict[str, str]:
+    """The page's colours by name: of drafters, and of any other one."""
+    theme = Path(__file__).parents[1] / "api/about/static/theme.css"
+    return dict(re.findall(r"--(\w+): (#\w{6});", theme.read_text("utf-8").partition("}")[0]))
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +84,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 def _coloured(text: str, drafter: str) -> str:
     if not drafter or not text:
         return escape(text)
-    colour = COLOURS.get(drafter, OTHER)
+    colour = colours().get(drafter, colours()["other"])
     style = f"background: {colour}40; border-bottom: 2px solid {colour}"
     return f'<span style="{style}" title="drafted by {escape(drafter)}">{escape(text)}</span>'
 
