@@ -237,7 +237,7 @@ class ProfileRun:
         return DraftCost(max(0.0, took[one] - level), level, row * level, grown - level)
 
 
-class _Filler(Drafter):
+class _Filler:
     """Drafts tokens that are hardly ever accepted, at no cost: those of a text, repeated, if there is one."""
 
     name = "filler"
@@ -252,6 +252,15 @@ class _Filler(Drafter):
             filled(sequence.tokens[-1], shape, self.name, list(islice(self._text, shape.nodes - 1)))
             for sequence, shape in zip(sequences, shapes, strict=True)
         ]
+
+    def extend(self, sequence: SequenceState) -> None:
+        """Nothing."""
+
+    def committed(self, sequence: SequenceState, path: list[int]) -> None:
+        """Nothing."""
+
+    def finished(self, sequence: SequenceState) -> None:
+        """Nothing."""
 
 
 def filled(root: int, shape: TreeShape, drafter: str, text: Sequence[int] = ()) -> DraftTree:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -32,7 +32,8 @@ T = TypeVar("T")
 def recalled(key: str, kind: type[T]) -> tuple[float, T] | None:
     """What an earlier start kept under this key within a day, and when, in seconds since 1970; None if nothing."""
     with suppress(msgspec.MsgspecError):
-        when, found = msgspec.json.decode(kept.find(key) or b"[-1,null]", type=tuple[float, kind | None])  # type: ignore[valid-type]
+        dated: Any = msgspec.json.decode(kept.find(key) or b"[-1,null]", type=tuple[float, kind | None])  # type: ignore[valid-type]
+        when, found = dated
         if found is not None and 0 <= time.time() - when < _LASTS:
             return when, found
     return None
