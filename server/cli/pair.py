@@ -17,7 +17,7 @@ from foresay.server.engine.numbers import bits_of
 from foresay.server.engine.parameters import in_words, model_bytes
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import short_name
-from foresay.server.settings.units import bytes_in_words, count_in_words, counted
+from foresay.server.settings.units import aligned, bytes_in_words, count_in_words, counted
 from foresay.server.text.tokenizer import SamplingDefaults, Tokenizer
 from foresay.spec.errors import ForesayError
 from foresay.spec.names import NONE
@@ -43,11 +43,11 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         """For people, line by line."""
-        width = max(map(len, self.rows), default=0)
-        rows = [f"{name:<{width}}  {text}" for name, text in self.rows.items()]
         verdict = "This pair can work." if self.works else f"This pair cannot work: {self.fault}"
         title = f"{self.target} with --draft {self.draft}"
-        return "\n".join([title, *rows, *self.warnings, verdict, *filter(None, [self.recommended])])
+        return "\n".join(
+            [title, *aligned([*self.rows.items()]), *self.warnings, verdict, *filter(None, [self.recommended])]
+        )
 
 
 def check(config: EngineConfig) -> CheckReport:

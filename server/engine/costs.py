@@ -1,5 +1,5 @@
 """Costs of steps and drafts, measured at start-up and reused by the next engine process, whose streams wait until it is
-ready, and by servers, commands and scripts that start within a day.
+ready, and by servers, commands and scripts that start within a day; and how anything is kept for that long.
 
 ::
 
@@ -14,7 +14,9 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -22,23 +24,38 @@ from foresay.server.settings.config import EngineConfig
 from foresay.spec.budget.cost import DraftCost
 from foresay.verifier.ops.kernels.cpu import kernel_cache
 
-#: Seconds for which measurements on a machine stay valid there.
+#: Seconds for which what was found on a machine stays valid there.
 _LASTS = 86400.0
+T = TypeVar("T")
+
+
+def recalled(key: str, kind: type[T]) -> tuple[float, T] | None:
+    """What an earlier start kept under this key within a day, and when, in seconds since 1970; None if nothing."""
+    with suppress(msgspec.MsgspecError):
+        dated: Any = msgspec.json.decode(kernel_cache.find(key) or b"[-1,null]", type=tuple[float, kind | None])  # type: ignore[valid-type]
+        when, found = dated
+        if found is not None and 0 <= time.time() - when < _LASTS:
+            return when, found
+    return None
+
+
+def keep(key: str, found: object) -> None:
+    """Store on disk, for those that start later."""
+    kernel_cache.keep(key, msgspec.json.encode((time.time(), found)))
 
 
 class Costs(msgspec.Struct):
     """In seconds. of: a digest of what they depend on, except the machine, since a server starts its engines on its
     own; "" for given costs that were not measured, which the first engine takes as they are.
 
-    steps: rows of a step, and its cost. drafts: by drafter, of
-    those that have a cost. root: a whole step without drafts. measured: when, in seconds since 1970.
+    steps: rows of a step, and its cost. drafts: by drafter, of those that have a cost. root: a whole step without
+    drafts.
     """
 
     of: str = ""
     steps: list[tuple[int, float]] = []
     drafts: dict[str, DraftCost] = {}
     root: float | None = None
-    measured: float = 0.0
 
     def given(self, of: str) -> bool:
         """Whether costs of this digest are known; others are dropped."""
@@ -49,20 +66,15 @@ class Costs(msgspec.Struct):
 
     def recall(self) -> bool:
         """Load what an earlier server measured of the same within a day; whether there was any."""
-        try:
-            found = msgspec.json.decode(kernel_cache.find(self._key()) or b"null", type=Costs | None)
-        except msgspec.MsgspecError:
-            return False
-        if found is None or not 0 <= time.time() - found.measured < _LASTS:
+        if (found := recalled(self._key(), Costs)) is None:
             return False
         for name in self.__struct_fields__:
-            setattr(self, name, getattr(found, name))
+            setattr(self, name, getattr(found[1], name))
         return True
 
     def keep(self) -> None:
         """Store on disk, for servers that start later."""
-        self.measured = time.time()
-        kernel_cache.keep(self._key(), msgspec.json.encode(self))
+        keep(self._key(), self)
 
     def _key(self) -> str:
         """The key on disk; it depends on the processor and the code that is timed."""

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
 
 from foresay.kvpaging import DiskPages, KVStore, PagePool, WindowPages
+from foresay.server.engine.costs import keep, recalled
 from foresay.server.engine.device import Device, LoadContext
 from foresay.server.engine.drafters.entry import Entry, FromFiles
 from foresay.server.engine.numbers import PORTABLE
@@ -99,35 +99,17 @@ def _drafting(config: EngineConfig, drafts: Sequence[Entry]) -> tuple[object, ..
 
 # -- exactness ---------------------------------------------------------------------------------------------------------
 
-#: Seconds for which a result is valid.
-_LASTS = 86400.0
 
-
-def exactness_of(
-    of: str,
-    model: ModelRunner,
-    pool: PagePool,
-    report: Callable[[str], None],
-    clock: Callable[[], float] = time.time,
-) -> Exactness:
-    """The cached result, else the probe's. of: a digest of what it depends on, besides the machine and the code. clock:
-    seconds since 1970."""
+def exactness_of(of: str, model: ModelRunner, pool: PagePool, report: Callable[[str], None]) -> Exactness:
+    """The cached result, else the probe's. of: a digest of what it depends on, besides the machine and the code."""
     key = kernel_cache.key_of("probe", of, repr(Processor.here()), torch.__version__, kernel_cache.sources())
-    if (when := _known(key, clock())) is not None:
-        return Exactness(True, f"{EQUAL} (probed at an earlier start, {moment(when)[:16].replace('T', ' ')} UTC)")
+    if (known := recalled(key, bool)) is not None:
+        when = moment(known[0])[:16].replace("T", " ")
+        return Exactness(True, f"{EQUAL} (probed at an earlier start, {when} UTC)")
     report("probing exactness")
     found = probe(model, pool)
-    kernel_cache.keep(key, str(clock()).encode() if found.exact else b"")
+    keep(key, True if found.exact else None)
     return found
-
-
-def _known(key: str, now: float) -> float | None:
-    """When rows were found to be equal; None if no valid result is cached."""
-    try:
-        when = float(kernel_cache.find(key) or b"")
-    except ValueError:
-        return None
-    return when if 0 <= now - when < _LASTS else None
 
 
 # -- identity ----------------------------------------------------------------------------------------------------------

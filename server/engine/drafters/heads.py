@@ -68,8 +68,8 @@ class Head(FromFiles):
     def weights(self, dtype: str, packed: bool) -> Mapping[str, int]:
         """Counted exactly from the tensors; mapped files are not read for that."""
         stored = HeadTensors.read(self.directory, prefix=JOINT_PREFIX).tensors.values()
-        floats = sum(tensor.numel() for tensor in stored if tensor.is_floating_point())
-        return {"head": item_bytes(dtype) * floats + sum(t.numel() for t in stored if t.dtype is torch.int8)}
+        sizes = (item_bytes(dtype) if one.is_floating_point() else one.element_size() for one in stored)
+        return {"head": sum(one.numel() * size for one, size in zip(stored, sizes, strict=True))}
 
     def load(self, loading: LoadContext, target: ModelRunner) -> Drafter:
         loading.report("reading the head's weights")
@@ -255,11 +255,6 @@ class Assistant(Head):
 
     def shapes(self, target: ModelConfig) -> tuple[ModelConfig, ...]:
         return (self.config(target).model,)
-
-    def weights(self, dtype: str, packed: bool) -> Mapping[str, int]:
-        """With clusters, its output matrix stays as it is in the file; else it is packed like the others."""
-        stored = HeadTensors.read(self.directory).tensors.values()
-        return {"head": sum(one.numel() * (item_bytes(dtype) if one.is_floating_point() else 8) for one in stored)}
 
     def token_bytes(self, target: ModelConfig, dtype: str) -> int:
         """Bytes of the target's last state, of which a page has two."""
