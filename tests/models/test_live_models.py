@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,29 +38,6 @@ def settings(folder: Path, most: str = "max_loaded_models = 1\n") -> Path:
     return file
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where a file makes engines slow, or holds them."""
-    return tmp_path_factory.mktemp("models")
-
-
-@pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[LiveServer]:
-    """One at a time of two targets, and of three that cannot be loaded."""
-    file = settings(folder)
-    shutil.copytree(BUNDLED / "target", folder / "damaged")
-    weights = folder / "damaged" / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1000])
-    file.write_text(
-        f'{file.read_text()}[models.damaged]\ntarget = "{folder / "damaged"}"\n'
-        f'[models.absent]\ntarget = "{folder / "nowhere"}"\n'
-        '[models.long]\ntarget = "bundled"\nmax_model_len = 1000000\n'
-    )
-    flags = ("--drain-seconds", "3600")  # what ends does not wait for that
-    with serving(folder, file, *flags, PYTHONPATH=patched_path(PACED, folder)) as server:
-        yield server
-
-
 def serving(folder: Path, file: Path, *flags: str, **variables: str) -> LiveServer:
     return LiveServer(folder / "log", "--config", str(file), "--draft", "none", *flags, variables=variables)
 
@@ -80,35 +55,20 @@ async def until_state(url: str, name: str, state: str) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_a_model_that_cannot_be_loaded_is_an_error_and_the_others_go_on(server):
-    url = server.wait_for_url()
-    async with openai_client(url) as client:
-        await client.completions.create(model=TOY, **ASK)
-        for name, why in (
-            ("damaged", "safetensors"),
-            ("absent", "no such file or directory"),
-            ("long", "--max-model-len"),
-        ):
-            with pytest.raises(openai.InternalServerError, match=why) as refused:
-                await client.completions.create(model=name, **ASK)
-            assert refused.value.code == "load_failed"
-            assert (await states(url))[name] == "failed"
-            assert (await client.completions.create(model=TOY, **ASK)).usage.completion_tokens == 8
-        assert server.process.poll() is None
-
-
-async def test_sigterm_while_a_model_is_loaded_ends_the_server_and_refuses_what_waits(server, folder):
-    url = server.wait_for_url()
-    async with openai_client(url) as client:
-        await client.completions.create(model=TOY, **ASK)
-        with existing(folder / "held"):
-            asking = asyncio.create_task(client.completions.create(model=TINY, **ASK))
-            await until_state(url, TINY, "loading")
-            server.terminate()
-            with pytest.raises(openai.InternalServerError, match="shutting down") as refused:
-                await asking
-        assert refused.value.status_code == 503
-        assert await asyncio.to_thread(server.process.wait, 180) == 0
+async def test_sigterm_while_a_model_is_loaded_ends_the_server_and_refuses_what_waits(tmp_path):
+    flags = ("--drain-seconds", "3600")  # what ends does not wait for that
+    with serving(tmp_path, settings(tmp_path), *flags, PYTHONPATH=patched_path(PACED, tmp_path)) as server:
+        url = server.wait_for_url()
+        async with openai_client(url) as client:
+            await client.completions.create(model=TOY, **ASK)
+            with existing(tmp_path / "held"):
+                asking = asyncio.create_task(client.completions.create(model=TINY, **ASK))
+                await until_state(url, TINY, "loading")
+                server.terminate()
+                with pytest.raises(openai.InternalServerError, match="shutting down") as refused:
+                    await asking
+            assert refused.value.status_code == 503
+            assert await asyncio.to_thread(server.process.wait, 180) == 0
 
 
 async def test_the_memory_plan_decides_which_models_fit_together(tmp_path):
