@@ -254,7 +254,8 @@ WRONG = [
     Wrong("--top-p must be a number above 0 and at most 1, got '0'", {"top_p": "0"}, of=SamplingConfig),
     Wrong("--stop must be a list, each item text that is not empty, got ['']", {"stop": [""]}, of=SamplingConfig),
     flag("kv_tokens (64) must be at least max_model_len (128)", kv_tokens=64, max_model_len=128),
-    *(flag("idle_unload must be", idle_unload=wrong) for wrong in ("10", "soon", "-10m", "0s")),
+    *(flag("--idle-unload must be a time such as", idle_unload=wrong) for wrong in ("10", "soon", "-10m")),
+    flag("idle_unload must be above 0; leave it out to keep the model", idle_unload="0s"),
     *(flag(SIZE, kv_disk=wrong) for wrong in ("8", "GiB", "-1GiB", "8 GiB", "on")),
     # of the gateway
     flag("ssl_keyfile is not set", ssl_certfile="a.pem"),
