@@ -82,9 +82,9 @@ class Shown:
 async def test_a_figure_is_the_same_wherever_it_stands(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Statistics, "decode_tokens_per_second", 61.2499)
     async with shown(ScriptedEngine([5], run=3, pause=0.002), tokenizer) as (service, visit):
-        for _ in range(200):
-            service.telemetry.step(step())
         metrics = (await posted(visit))["metrics"]
+        for _ in range(200):  # behind it: figures are of the minute up to the second of the last step
+            service.telemetry.step(step())
         page, seen = visit.page, Shown(visit.page)
         await expect(page.locator("#requests [data-head=end]")).to_have_text("token limit")
         of_response = {
