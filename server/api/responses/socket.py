@@ -186,7 +186,8 @@ class Socket:
                 if len(self._models.server.on_drain) > limits.most:
                     await self._refuse(ConnectionLimit(f"{limits.most} WebSockets are open already"), None)
                     self.close(FULL)
-                await asyncio.wait([reading, self._closing], return_when=asyncio.FIRST_COMPLETED)
+                ends: list[asyncio.Future[Any]] = [reading, self._closing]
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 self._models.server.on_drain.discard(self.drain)
                 await self._end(reading)
