@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,7 +88,7 @@ async def test_sigterm_lets_running_requests_finish(paced_server, folder):
 
 @pytest.mark.slow
 async def test_200_cancels_leave_the_pool_whole_and_the_others_right(checking_engines):
-    engine, emitted = EngineClient(ServeConfig(max_seqs=4)), list[int]()
+    engine, emitted, files = EngineClient(ServeConfig(max_seqs=4)), list[int](), open_files()
     engine.observe = lambda step: emitted.append(step.emitted)
     await engine.start()
     try:
@@ -103,6 +104,11 @@ async def test_200_cancels_leave_the_pool_whole_and_the_others_right(checking_en
         assert sum(emitted) < 200 * 500 / 2, "what was cancelled is not written to its end"
     finally:
         await engine.stop()
+    await until(lambda: open_files() <= files)
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
 
 
 def long_request(id: str, seed: int, tokens: int) -> Request:
