@@ -7,20 +7,15 @@ add in pairs, and the others do not.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from msgspec.structs import replace
 
-from foresay.server.engine.parameters import kept_in_16_bits, kv_kind, packed_bytes
+from foresay.server.engine.parameters import Device, kept_in_16_bits, kv_kind, packed_bytes
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import CannotRun, Resolved
 from foresay.verifier.model.config import ModelConfig, matrices
 from foresay.verifier.model.latents import Latent
 from foresay.verifier.ops.groups import GROUP
 from foresay.verifier.ops.kernels.cpu.jit import Processor
-
-if TYPE_CHECKING:
-    from foresay.server.engine.device import Device
 
 #: Classes of bits. The portable one has a version: one more when a change of ours changes a token of it.
 PORTABLE, FAST, OF_A_GPU = "portable 1", "fast", "gpu"
@@ -43,7 +38,7 @@ def choose_dtype(config: EngineConfig, model: ModelConfig, device: Device) -> Re
     if config.dtype != "auto":
         return Resolved(config.dtype, "asked for")
     if not device.is_gpu:
-        return cpu_dtype(model, device.has_bf16, device.total)
+        return _cpu_dtype(model, device)
     if device.has_bf16:
         return Resolved("bfloat16", "the GPU multiplies bf16")
     return Resolved("float16", "the GPU has no bf16 instructions")
@@ -57,11 +52,10 @@ def _portable(config: EngineConfig, device: Device) -> Resolved:
     return Resolved("float32", "portable bits were asked for")
 
 
-def cpu_dtype(model: ModelConfig, has_bf16: bool, machine: int) -> Resolved:
-    """The dtype that a CPU computes in. has_bf16: whether it multiplies bf16 natively. machine: bytes of its memory."""
-    if has_bf16:
+def _cpu_dtype(model: ModelConfig, device: Device) -> Resolved:
+    if device.has_bf16:
         return Resolved("bfloat16", "the processor multiplies bf16")
-    if packed_bytes(model, "float32") >= machine / 2:
+    if packed_bytes(model, "float32") >= device.total / 2:
         return Resolved("bfloat16", "fp32 would take more than half of the memory")
     kept = ", with weights kept in 16 bits" if kept_in_16_bits(model, "float32") else ""
     return Resolved("float32", f"the processor has no bf16 instructions, fp32 is faster{kept}")

@@ -1,5 +1,5 @@
-"""Dtypes of a model's weights and KV cache, and the bytes that they take; this machine's memory, and its processor's
-abilities. Does not import torch."""
+"""The device of an engine, as far as it is to be known before a weight is read: its memory, and what it multiplies; and
+the bytes that a model's weights and KV cache take. Does not import torch."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import CannotRun
-from foresay.spec.shape import MAX_NODES, TreeShape
+from foresay.spec.shape import MAX_CHUNK, MAX_NODES, TreeShape
 from foresay.verifier.model.config import ModelConfig, matrices, products, table_numbers, window_shapes
 from foresay.verifier.model.latents import Latent
 from foresay.verifier.model.quantization import HEAD, Quantization
@@ -64,6 +64,55 @@ def may_have_gpu() -> bool:
 def multiplies_bf16() -> bool:
     """Whether the processor multiplies bf16 natively."""
     return any(map(Processor.here().has, _BF16))
+
+
+#: GPUs with at least this compute capability multiply bf16.
+_BF16_SINCE = (8, 0)
+#: Prefill rows in one step of a GPU with tiles of 128 rows: four tiles, so that even the smallest weights of a large
+#: model keep all multiprocessors busy.
+GPU_CHUNK = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device's name for torch and its properties; the memory plan and the choice of dtype use nothing else.
+
+    total: bytes of memory. free: bytes of it that are free now, None if the system does not report them. model: a GPU's
+    name. capability: a GPU's compute capability; None for the CPU.
+    """
+
+    name: str
+    total: int
+    free: int | None = None
+    model: str = ""
+    capability: tuple[int, int] | None = None
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether it is a GPU."""
+        return self.capability is not None
+
+    @property
+    def chunk(self) -> int:
+        """Most prefill rows in one step."""
+        return GPU_CHUNK if self.capability is not None and self.capability >= (9, 0) else MAX_CHUNK
+
+    @property
+    def has_bf16(self) -> bool:
+        """Whether it multiplies bf16 natively."""
+        if self.capability is not None:
+            return self.capability >= _BF16_SINCE
+        return multiplies_bf16()
+
+    def __str__(self) -> str:
+        """For people: ``cpu``, or ``cuda:0 (NVIDIA H200)``."""
+        return f"{self.name} ({self.model})" if self.model else self.name
+
+    @classmethod
+    def cpu(cls) -> Device:
+        """The processor, with the memory this process may hold."""
+        total, free = machine_bytes(), free_bytes()
+        return cls("cpu", total, free if free is None else min(free, total))
 
 
 #: Tokens that ``--draft-vocab auto`` drafts, of a vocabulary of at least twice as many: one to four in a hundred tokens
