@@ -21,7 +21,7 @@ from foresay.server.catalog.hub import cached, resolve, unreachable
 from foresay.server.catalog.wheel import Wheel
 from foresay.verifier.model.config import ModelConfig, numbers_per_token, stored_parameters
 from foresay.verifier.model.errors import ModelError, NoSuchModel
-from foresay.verifier.model.nodes import Attention, Stack
+from foresay.verifier.model.layers import Attention, Stack
 from foresay.verifier.model.products import NormKind
 from foresay.verifier.model.quantization import Quantization
 from foresay.verifier.model.rope_config import RopeConfig

@@ -18,9 +18,9 @@ def main() -> int:
     """Run the command that ``sys.argv`` has, and return its exit status."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored
         signal.signal(signal.SIGINT, _leave)
-    from foresay.verifier.ops.kernels.cpu import kept
+    from foresay.verifier.ops.kernels.cpu import kernel_cache
 
-    kept.run_unpatched()
+    kernel_cache.run_unpatched()
     from foresay.server.cli.main import main as run
 
     if signal.getsignal(signal.SIGINT) is _leave:

@@ -147,7 +147,7 @@ def quantize(config: None, arguments: Namespace) -> int:
 
     from foresay.server.engine.parameters import quantized
     from foresay.verifier.heads.layouts import kind_of  # imports torch
-    from foresay.verifier.model.written import write
+    from foresay.verifier.model.save_quantized import write
 
     directory = target_directory(EngineConfig(target=arguments.target))
     if kind_of(directory) is not None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import torch
 
     from foresay.drafters.heads.lesson import Judged
-    from foresay.drafters.training.work import Work
+    from foresay.drafters.training.run_folder import Work
 
 #: Default depths: Medusa heads, passes of EAGLE-3's training-time test, tokens predicted by a block or by masks; a
 #: draft model sees the true text at every depth.
@@ -158,7 +158,7 @@ def run(config: None, arguments: Namespace) -> int:
         stages("importing PyTorch")
         device = _device(arguments.device)
         settings = _settings(arguments, model, device)
-        from foresay.drafters.training.work import Work
+        from foresay.drafters.training.run_folder import Work
 
         work = Work(arguments.out, settings)
     try:

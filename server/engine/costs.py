@@ -22,7 +22,7 @@ import msgspec
 
 from foresay.server.settings.config import EngineConfig
 from foresay.spec.budget.cost import DraftCost
-from foresay.verifier.ops.kernels.cpu import kept
+from foresay.verifier.ops.kernels.cpu import kernel_cache
 
 #: Seconds for which what was found on a machine stays valid there.
 _LASTS = 86400.0
@@ -32,7 +32,7 @@ T = TypeVar("T")
 def recalled(key: str, kind: type[T]) -> tuple[float, T] | None:
     """What an earlier start kept under this key within a day, and when, in seconds since 1970; None if nothing."""
     with suppress(msgspec.MsgspecError):
-        dated: Any = msgspec.json.decode(kept.find(key) or b"[-1,null]", type=tuple[float, kind | None])  # type: ignore[valid-type]
+        dated: Any = msgspec.json.decode(kernel_cache.find(key) or b"[-1,null]", type=tuple[float, kind | None])  # type: ignore[valid-type]
         when, found = dated
         if found is not None and 0 <= time.time() - when < _LASTS:
             return when, found
@@ -41,7 +41,7 @@ def recalled(key: str, kind: type[T]) -> tuple[float, T] | None:
 
 def keep(key: str, found: object) -> None:
     """Store on disk, for those that start later."""
-    kept.keep(key, msgspec.json.encode((time.time(), found)))
+    kernel_cache.keep(key, msgspec.json.encode((time.time(), found)))
 
 
 class Costs(msgspec.Struct):
@@ -80,12 +80,12 @@ class Costs(msgspec.Struct):
         """The key on disk; it depends on the processor and the code that is timed."""
         from foresay.verifier.ops.kernels.cpu.jit import Processor  # imports LLVM
 
-        return kept.key_of("costs", self.of, repr(Processor.here()), kept.sources())
+        return kernel_cache.key_of("costs", self.of, repr(Processor.here()), kernel_cache.sources())
 
 
 def digest(config: EngineConfig, directories: Iterable[Path], *others: object) -> str:
     """Hash of the engine's settings but the seed, which is for requests without one, of the models' files by size and
     time, and of ``others``."""
     settings = {name: getattr(config, name) for name in EngineConfig.__struct_fields__ if name != "seed"}
-    files = [(str(path), *kept.seen(path)[:3]) for directory in directories for path in sorted(directory.iterdir())]
+    files = [(str(path), *kernel_cache.seen(path)[:3]) for each in directories for path in sorted(each.iterdir())]
     return hashlib.sha256(msgspec.json.encode((settings, files, others))).hexdigest()

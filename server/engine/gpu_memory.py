@@ -39,8 +39,8 @@ from foresay.server.settings.units import bytes_in_words, counted
 from foresay.spec.tree import MAX_NODES
 from foresay.verifier.graphs.buckets import LONG, chunks, drafted_rows, passes, sizes
 from foresay.verifier.model.config import ModelConfig, matrices, products
-from foresay.verifier.model.latents import Latent
-from foresay.verifier.model.nodes import Attention
+from foresay.verifier.model.layers import Attention
+from foresay.verifier.model.mla import Latent
 from foresay.verifier.model.products import DOWN, GATE_UP, OUTPUT, QKV, SHARED_DOWN, SHARED_GATE_UP
 from foresay.verifier.ops.kernels.blocked import LEAST_BLOCK, segments_of
 from foresay.verifier.ops.kernels.key_blocks import WIDEST, columns_of

@@ -13,9 +13,9 @@ from foresay.server.engine.parameters import Device, kept_in_16_bits, kv_kind, p
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import CannotRun, Resolved
 from foresay.verifier.model.config import ModelConfig, matrices
-from foresay.verifier.model.latents import Latent
-from foresay.verifier.ops.groups import GROUP
+from foresay.verifier.model.mla import Latent
 from foresay.verifier.ops.kernels.cpu.jit import Processor
+from foresay.verifier.ops.quant_groups import GROUP
 
 #: Classes of bits. The portable one has a version: one more when a change of ours changes a token of it.
 PORTABLE, FAST, OF_A_GPU = "portable 1", "fast", "gpu"

@@ -33,7 +33,7 @@ from foresay.verifier.heads.vocabulary import DraftVocabulary
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.errors import ModelError
 from foresay.verifier.model.linear import Linear
-from foresay.verifier.ops.kernels.cpu import kept
+from foresay.verifier.ops.kernels.cpu import kernel_cache
 
 #: The format of a token id on disk.
 _ID = np.dtype("<i4")
@@ -240,6 +240,6 @@ def remember_tokens(vocabulary: DraftVocabulary, target: Path, drafter: str) -> 
     text = tokenizer_json(target)
     if text is None:
         return
-    key = kept.key_of("drafted tokens", text, drafter)
-    found = np.frombuffer(kept.find(key) or b"", dtype=_ID).tolist()
-    vocabulary.remember(found, lambda tokens: kept.keep(key, np.array(tokens, dtype=_ID).tobytes()))
+    key = kernel_cache.key_of("drafted tokens", text, drafter)
+    found = np.frombuffer(kernel_cache.find(key) or b"", dtype=_ID).tolist()
+    vocabulary.remember(found, lambda tokens: kernel_cache.keep(key, np.array(tokens, dtype=_ID).tobytes()))

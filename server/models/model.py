@@ -13,8 +13,7 @@ from foresay.server.engine.generation import EngineStatus
 from foresay.server.engine_process.child import Spawned, importing, spawn
 from foresay.server.engine_process.client import MOST_STARTS, EngineClient
 from foresay.server.engine_process.client_base import Resumed
-from foresay.server.models.residency import log
-from foresay.server.models.resident import NoMemory, NotRestored, Resident
+from foresay.server.models.residency import NoMemory, NotRestored, Resident, log
 from foresay.server.models.service import ServerState, Service, Text
 from foresay.server.schemas.bounds import largest_body
 from foresay.server.schemas.errors import Unavailable

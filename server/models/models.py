@@ -20,8 +20,7 @@ from foresay.server.engine_process.client_base import Resumed
 from foresay.server.gateway.keys import CONTEXT
 from foresay.server.metrics.exposition import Exposition
 from foresay.server.models.model import Model
-from foresay.server.models.residency import Residency
-from foresay.server.models.resident import Heartbeat, Keep, Lease
+from foresay.server.models.residency import Keep, Lease, Residency
 from foresay.server.models.service import ServerState, Service
 from foresay.server.schemas.errors import ModelNotFound
 from foresay.server.settings.config import ServeConfig
@@ -120,9 +119,7 @@ class Models:
             raise refusal
 
     @asynccontextmanager
-    async def lease(
-        self, name: str | None, heartbeat: Heartbeat | None = None, keep: Keep = "usual"
-    ) -> AsyncIterator[Service]:
+    async def lease(self, name: str | None, keep: Keep = "usual") -> AsyncIterator[Service]:
         """The service of the model that a request names. The model stays loaded until its engine is done with the
         request, or the context ends; a request for one that is not loaded waits. From here on the request is accepted:
         if its engine dies while it is prepared, it runs in the next one.
@@ -132,8 +129,7 @@ class Models:
         entry = self.find(name)
         if (refusal := entry.refusal) is not None:
             raise refusal
-        lease = await self._leased(entry, heartbeat or Heartbeat(), keep if CONTEXT.get().caller.alone else "usual")
-        with lease:
+        with await self._leased(entry, keep if CONTEXT.get().caller.alone else "usual") as lease:
             yield entry.service.leased(lease)
 
     @asynccontextmanager
@@ -146,13 +142,13 @@ class Models:
         async with self.lease(name) as service:
             yield service
 
-    async def _leased(self, entry: Model, heartbeat: Heartbeat, keep: Keep) -> Lease:
+    async def _leased(self, entry: Model, keep: Keep) -> Lease:
         """Lease the model, and record how long that took. A waiting request counts against the queue limit."""
         if entry.loaded:
-            return await self.residency.lease(entry, heartbeat, keep)
+            return await self.residency.lease(entry, keep)
         began = time.monotonic()
         with entry.service.arriving():
-            lease = await self.residency.lease(entry, heartbeat, keep)
+            lease = await self.residency.lease(entry, keep)
         lease.waited = time.monotonic() - began
         return lease
 

@@ -19,30 +19,115 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
 from itertools import count
 from math import ceil
+from typing import Literal, NamedTuple
 
 from foresay.server.engine_process.client_base import Resumed
-from foresay.server.models.resident import (
-    Heartbeat,
-    Keep,
-    Lease,
-    NoMemory,
-    Reload,
-    Resident,
-    Swap,
-    Waiter,
-    with_heartbeat,
-)
 from foresay.server.schemas.errors import LoadFailed, Unavailable, going_away
 from foresay.server.settings.units import span_in_words
 from foresay.spec.errors import ForesayError
+from foresay.spec.request import Footprint
 
 #: Pause after a failed load; doubled by each further failure.
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0
 log = logging.getLogger("foresay.loading")
+
+# -- one model and its leases ------------------------------------------------------------------------------------------
+
+#: How long a model stays loaded without a request: seconds, None: for ever, or its usual time.
+Keep = float | None | Literal["usual"]
+
+
+class NotRestored(ForesayError):
+    """Neither the new settings of a model nor the earlier ones make an engine: it is not loaded."""
+
+
+class NoMemory(ForesayError):
+    """It would fit alone, but not alongside the others; its footprint says what it would hold."""
+
+
+class Lease(ExitStack):
+    """A request's hold on its model, which stays loaded until it is closed: when the engine is done with the request.
+    Closing it again does nothing. waited: seconds for the model."""
+
+    waited = 0.0
+
+
+class Waiter(NamedTuple):
+    """A request that waits for its model. number: in order of arrival. turn: done when it may run, with its lease
+    taken, or with why not."""
+
+    number: int
+    turn: asyncio.Future[None]
+
+
+#: Replaces a model's engine, given the bytes that other models hold, by device.
+Swap = Callable[[dict[str, int]], Awaitable[Resumed]]
+
+
+class Resident(ABC):
+    """A model that can be loaded and unloaded, with its entry in the residency, which alone changes that.
+
+    state: see above. leases: running requests. used: when the last one began or ended. keep: seconds it stays
+    loaded without a request; None: for ever. failure: why the last load failed, None if it did not; no retry before
+    refused_until, ``delay`` seconds after it.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.enter(None, "out")
+        self.leases, self.used = 0, 0.0
+        self.waiting: list[Waiter] = []
+        self.delay, self.refused_until = 0.0, 0.0
+        self.failure: str | None = None
+        self.preparing: asyncio.Task[None] | None = None
+
+    def enter(self, keep: float | None, state: Literal["out", "coming", "in", "leaving"]) -> None:
+        """Set how long it usually stays loaded without a request, and its first state."""
+        self.usual_keep, self.state = keep, state
+        self.keep = None if state == "in" else keep  # a model of the start may still be loading
+
+    @property
+    @abstractmethod
+    def footprint(self) -> Footprint | None:
+        """What it holds when loaded; None until first planned."""
+
+    @abstractmethod
+    async def prepare(self) -> None:
+        """Download and read what needs no engine; raises :class:`ForesayError` on failure."""
+
+    @abstractmethod
+    async def load(self, reserved: dict[str, int]) -> None:
+        """Return when it is ready; raises :class:`ForesayError` if it cannot be, NoMemory if only for lack of memory.
+
+        reserved: bytes that other models hold, by device.
+        """
+
+    @abstractmethod
+    async def unload(self) -> None:
+        """Return when its memory is free; running requests fail."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether it is loaded and not leased."""
+        return self.state == "in" and not self.leases
+
+    def stays(self, now: float) -> float | None:
+        """Seconds that it stays loaded without further requests; None: for ever."""
+        return None if self.keep is None else max(0.0, (self.used if self.idle else now) + self.keep - now)
+
+    @property
+    def leaves_at(self) -> float | None:
+        """When it is unloaded without further requests; None if not known."""
+        return None if self.keep is None or not self.idle else self.used + self.keep
+
+
+# -- all of them -------------------------------------------------------------------------------------------------------
 
 
 class Residency:
@@ -55,14 +140,14 @@ class Residency:
         self._most, self._clock = most, clock
         self._changed = asyncio.Event()
         self._closed = False
-        self._reloads: deque[Reload] = deque()
+        self._loading = asyncio.Lock()  # held while a model comes or goes
         self._numbers = count()
         for resident in self.residents:
             resident.used = clock()
 
     # -- requests ------------------------------------------------------------------------------------------------
 
-    async def lease(self, resident: Resident, heartbeat: Heartbeat, keep: Keep = "usual") -> Lease:
+    async def lease(self, resident: Resident, keep: Keep = "usual") -> Lease:
         """Lease a model; waits until it is loaded. keep: how long it stays loaded after this request without another.
 
         Raises :class:`LoadFailed` if it cannot be loaded. The lease must be closed.
@@ -71,7 +156,7 @@ class Residency:
         if resident.state == "in":
             self._give(resident)
         else:
-            await self._arrival(resident, heartbeat)
+            await self._arrival(resident)
         lease = Lease()
         lease.callback(self._return, resident)
         return lease
@@ -89,10 +174,28 @@ class Residency:
     async def reload(self, resident: Resident, swap: Swap, moves: bool) -> Resumed:
         """Have ``swap`` replace its engine, while new requests wait. moves: running ones go on in the next engine, else
         they end first. Raises what ``swap`` raises."""
-        reload = Reload(resident, swap, moves, asyncio.get_running_loop().create_future())
-        self._reloads.append(reload)
-        self._changed.set()
-        return await reload.done
+        async with self._loading:
+            loaded = resident.state == "in"
+            if loaded:
+                resident.state = "coming" if moves else "leaving"
+            if loaded and not moves:
+                log.info("%s: running requests end before another model comes", resident.name)
+                await self._until(lambda: not resident.leases)
+            stays = False
+            try:
+                resumed = await swap(_held(self._others(resident)))
+                resident.failure, resident.delay, resident.refused_until = None, 0.0, 0.0  # of the settings before
+                stays = True
+                return resumed
+            except ForesayError as error:
+                stays = not isinstance(error, NotRestored)
+                raise
+            finally:
+                if not stays:
+                    resident.state = "out"
+                elif loaded:
+                    self._admit(resident)
+                self._changed.set()
 
     def close(self) -> None:
         """The server shuts down: refuse all requests that wait or would have to."""
@@ -100,30 +203,30 @@ class Residency:
         for resident in self.residents:
             self._refuse(resident)
 
-    async def _arrival(self, resident: Resident, heartbeat: Heartbeat) -> None:
+    async def _arrival(self, resident: Resident) -> None:
         """Wait for a lease."""
         self._check(resident)
-        waiter = Waiter(next(self._numbers), asyncio.get_running_loop().create_future())
-        await with_heartbeat(self._prepared(resident), heartbeat)
+        number = next(self._numbers)
+        await asyncio.shield(self._prepared(resident))
         self._check(resident)
-        await self._queue(resident, waiter, heartbeat)
+        if resident.state == "in":
+            self._give(resident)
+        else:
+            await self._queue(resident, Waiter(number, asyncio.get_running_loop().create_future()))
 
     def _check(self, resident: Resident) -> None:
         """Raise if waiting is futile."""
         if self._closed or self._clock() < resident.refused_until:
             raise self._refusal(resident)
 
-    async def _queue(self, resident: Resident, waiter: Waiter, heartbeat: Heartbeat) -> None:
+    async def _queue(self, resident: Resident, waiter: Waiter) -> None:
         """Queue for the model."""
-        if resident.state == "in":
-            self._give(resident)
-            return
         resident.waiting.append(waiter)
         self._changed.set()
         try:
-            await with_heartbeat(waiter.turn, heartbeat)
-        except BaseException:
-            if waiter.turn.done() and waiter.turn.exception() is None:
+            await waiter.turn
+        except asyncio.CancelledError:
+            if not waiter.turn.cancelled() and waiter.turn.exception() is None:
                 self._return(resident)  # granted, but the request has left
             raise
         finally:
@@ -186,14 +289,14 @@ class Residency:
         """Load models that requests wait for and unload idle ones, until cancelled."""
         while True:
             self._changed.clear()
-            if (stale := self._stale()) is not None:
-                log.info("%s: unloading, %s without a request", stale.name, span_in_words(stale.keep or 0.0))
-                await self._unload(stale)
-            elif self._reloads:
-                await self._reload(self._reloads.popleft())
-            elif (wanted := self._wanted()) is not None:
-                await self._bring(wanted)
-            else:
+            async with self._loading:
+                stale, wanted = self._stale(), self._wanted()
+                if stale is not None:
+                    log.info("%s: unloading, %s without a request", stale.name, span_in_words(stale.keep or 0.0))
+                    await self._unload(stale)
+                elif wanted is not None:
+                    await self._bring(wanted)
+            if stale is None and wanted is None:
                 await self._pause()
 
     def _stale(self) -> Resident | None:
@@ -247,19 +350,6 @@ class Residency:
         log.info("%s: unloading, to make room for %s", leaving.name, wanted.name)
         await self._unload(leaving)
         return True
-
-    async def _reload(self, reload: Reload) -> None:
-        """Replace a model's engine."""
-        resident, loaded = reload.resident, reload.resident.state == "in"
-        if loaded:
-            resident.state = "coming" if reload.moves else "leaving"
-            if not reload.moves:
-                log.info("%s: running requests end before another model comes", resident.name)
-            await self._until(lambda: reload.moves or not resident.leases)
-        if not await reload.run(_held(self._others(resident))):
-            resident.state = "out"
-        elif loaded:
-            self._admit(resident)
 
     async def _until(self, true: Callable[[], bool]) -> None:
         """Wait until it is so."""

@@ -19,7 +19,7 @@ from foresay.server.gateway.keys import CONTEXT
 from foresay.server.metrics.records import Connections
 from foresay.server.metrics.selfcheck import SelfCheck
 from foresay.server.metrics.telemetry import Telemetry
-from foresay.server.models.resident import Lease
+from foresay.server.models.residency import Lease
 from foresay.server.schemas.bounds import largest_body
 from foresay.server.schemas.errors import EngineFailed, QueueFull, Unavailable, going_away
 from foresay.server.schemas.shared import MetricsLevel

@@ -33,7 +33,7 @@ from foresay.spec.names import (
 from foresay.verifier.model.config import ModelConfig, parameters
 from foresay.verifier.model.errors import ModelError, NoSuchModel
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.predicting import ASSISTANTS, mtp_layout
+from foresay.verifier.model.mtp_layout import ASSISTANTS, mtp_layout
 
 BUNDLED = Path(__file__).parent.parent / "bundled"
 #: Heads that come with the bundled target, and fit only it.

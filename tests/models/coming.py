@@ -8,8 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from foresay.server.engine_process.client_base import Resumed
-from foresay.server.models.residency import Residency
-from foresay.server.models.resident import Heartbeat, Keep, NoMemory, NotRestored, Resident
+from foresay.server.models.residency import Keep, NoMemory, NotRestored, Residency, Resident
 from foresay.spec.errors import ConfigurationError, ForesayError
 from foresay.spec.request import Footprint
 
@@ -88,9 +87,9 @@ class World:
             await asyncio.gather(task, return_exceptions=True)
 
     @asynccontextmanager
-    async def leased(self, name: str, keep: Keep = "usual", patience: Heartbeat | None = None) -> AsyncIterator[None]:
+    async def leased(self, name: str, keep: Keep = "usual") -> AsyncIterator[None]:
         resident = self.residents[name]
-        with await self.residency.lease(resident, patience or Heartbeat(), keep):
+        with await self.residency.lease(resident, keep):
             assert resident.state in ("in", "leaving")
             yield
 

@@ -8,7 +8,7 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from foresay.server.models.resident import Heartbeat, NotRestored
+from foresay.server.models.residency import NotRestored
 from foresay.server.schemas.errors import LoadFailed, Unavailable
 from foresay.spec.errors import ConfigurationError
 from tests.models.coming import CAPACITY, Comer, World
@@ -269,41 +269,6 @@ async def test_a_client_that_leaves_at_the_last_moment_leaves_no_lease_behind():
             world.residency.forget(world.residents["a"])
             await world.settle()
             assert world.residents["a"].state == "out"
-
-
-def test_a_waiting_request_has_heartbeats():
-    slow = Comer("a")
-    slow.seconds = 0.08
-    world, beats = World([slow]), []
-
-    async def beat() -> None:
-        beats.append(asyncio.get_running_loop().time())
-
-    async def play() -> None:
-        async with world.running(), world.leased("a", patience=Heartbeat(beat, 0.01, 0.02)):
-            assert beats == pytest.approx([0.01, 0.03, 0.05, 0.07])
-
-    clock.run(play())
-
-
-def test_a_heartbeat_that_finds_no_client_ends_the_waiting():
-    slow = Comer("a")
-    slow.seconds = 5
-    world = World([slow])
-
-    async def beat() -> None:
-        raise ConnectionResetError("the client is gone")
-
-    async def play() -> None:
-        async with world.running():
-            with pytest.raises(ConnectionResetError):
-                async with world.leased("a", patience=Heartbeat(beat, 1, 1)):
-                    pass
-            assert not world.residents["a"].waiting
-            await asyncio.sleep(8)
-            assert world.residents["a"].leases == 0
-
-    clock.run(play())
 
 
 async def test_each_refusal_is_an_error_of_its_own():

@@ -11,7 +11,7 @@ from foresay.server.engine.build import build_engine
 from foresay.server.engine.handover import exactness_of
 from foresay.server.settings.config import EngineConfig
 from foresay.verifier.model.decoder import Decoder
-from foresay.verifier.ops.kernels.cpu import kept
+from foresay.verifier.ops.kernels.cpu import kernel_cache
 from tests.same_tokens import mutations
 from tests.verifier.families import make
 from tests.verifier.gguf_files import cache_of_its_own
@@ -83,5 +83,5 @@ def test_what_is_not_exact_is_never_kept(reader, monkeypatch) -> None:
 @pytest.mark.parametrize("content", [b"", b"never", b"[NaN,true]", b"[1e99,true]", b"[true]", b"[1,null]"])
 def test_a_finding_that_cannot_be_read_is_none(reader, content, monkeypatch) -> None:
     start(reader)
-    monkeypatch.setattr(kept, "find", lambda key: content)
+    monkeypatch.setattr(kernel_cache, "find", lambda key: content)
     assert start(reader)[1] == ["probing exactness"]

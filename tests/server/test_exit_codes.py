@@ -165,7 +165,7 @@ WAYS = {
     "package": ["-m", "foresay.server.cli"],
     "script": ["-c", f"from {SCRIPT.replace(':', ' import ')} as run; run()"],
 }
-MODULES = ["msgspec", "foresay.server.cli.bench", "foresay.verifier.model.families.endings"]
+MODULES = ["msgspec", "foresay.server.cli.bench", "foresay.verifier.model.families.layer_extras"]
 
 
 @pytest.mark.parametrize(("way", "module"), alternating(list(WAYS), MODULES))

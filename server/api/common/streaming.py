@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial, wraps
 from itertools import groupby
 from operator import itemgetter
@@ -20,7 +21,7 @@ from foresay.server.api.common.answer import Answer
 from foresay.server.api.common.route import EventStream, Framing, Handler, error_body, error_shape
 from foresay.server.engine.generation import Generation
 from foresay.server.models.models import MODELS
-from foresay.server.models.resident import Heartbeat, Keep
+from foresay.server.models.residency import Keep
 from foresay.server.models.service import Service
 from foresay.server.schemas.errors import ApiError
 from foresay.server.schemas.shared import ErrorBody
@@ -159,14 +160,27 @@ async def leased(
             return await answer(service)
     events = EventStream.of(http, framing)
     ping = models.find(name).service.ping_seconds
-    heartbeat = Heartbeat(lambda: events.write(framing.ping), min(ping, HEADERS_AFTER_SECONDS), ping)
     shape = error_shape(http)
     make = broken or (shape.make if shape else lambda status, body: body)
+    waiting = asyncio.create_task(_ping(events, framing.ping, ping))
     try:
-        async with models.lease(name, heartbeat, keep) as service:
+        async with models.lease(name, keep) as service:
+            waiting.cancel()
             return await answer(service)
     except Exception as error:
+        waiting.cancel()
         return await _reported(error, events, make)
+    finally:
+        waiting.cancel()
+
+
+async def _ping(events: EventStream, ping: bytes, seconds: float) -> None:
+    """Show the client of a waiting request that the server lives, the first time after a second."""
+    await asyncio.sleep(min(seconds, HEADERS_AFTER_SECONDS))
+    with suppress(ConnectionError):  # without its client the request ends, too
+        while True:
+            await events.write(ping)
+            await asyncio.sleep(seconds)
 
 
 def leasing(framing: Framing, broken: Broken | None = None) -> Callable[[Handler], Handler]:

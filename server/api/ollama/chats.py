@@ -18,7 +18,7 @@ from foresay.server.api.common.route import LINES
 from foresay.server.api.common.validation import FieldNames, naming, thinking
 from foresay.server.api.ollama import schemas
 from foresay.server.catalog.formats import EFFORTS
-from foresay.server.models.resident import Keep
+from foresay.server.models.residency import Keep
 from foresay.server.models.service import AnswerOrigin
 from foresay.server.schemas.bounds import MOST_CALLS, check_count
 from foresay.server.schemas.chat import ChatRequest

@@ -38,7 +38,7 @@ from foresay.verifier.model.checkpoint import header_names
 from foresay.verifier.model.config import ModelConfig, kv_shapes, parameters
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.predicting import mtp_layout
+from foresay.verifier.model.mtp_layout import mtp_layout
 from foresay.verifier.model.weights import allocate
 from foresay.verifier.model_runner import ModelRunner
 
