@@ -21,7 +21,8 @@ from foresay.verifier.model.config import ModelConfig
 from tests.server.terminal import Terminal
 
 GIB = 1 << 30
-LAPTOP = Device("cpu", 24 * GIB, 20 * GIB)
+FREE = 20 * GIB
+LAPTOP = Device("cpu", 24 * GIB, FREE)
 CARD = Device("cuda:0", 80 * GIB, 79 * GIB, "NVIDIA H100", (9, 0))
 
 
@@ -93,11 +94,11 @@ def test_the_command_starts_with_the_longest_context_that_fits(id) -> None:
     config = load(ServeConfig, {k: v for k, v in given.items() if k in ServeConfig.__struct_fields__}, {}).config
     model = target.shape.model(config.quantize)
     length, device = max_model_len(config, model), Device("cpu", LAPTOP.total)
-    assert plan(config, length, "bfloat16", model, [], device).total <= LAPTOP.free
+    assert plan(config, length, "bfloat16", model, [], device).total <= FREE
     if length < model.max_positions:
         longer = EngineConfig(kv_tokens=2 * length)
         with suppress(CannotRun):
-            assert plan(longer, 2 * length, "bfloat16", model, [], device).total > LAPTOP.free
+            assert plan(longer, 2 * length, "bfloat16", model, [], device).total > FREE
 
 
 def test_a_gpu_is_planned_as_the_server_plans_it() -> None:
