@@ -24,7 +24,7 @@ from foresay.server.schemas.bounds import largest_body
 from foresay.server.schemas.errors import EngineFailed, QueueFull, Unavailable, going_away
 from foresay.server.schemas.shared import MetricsLevel
 from foresay.server.settings.config import ServeConfig
-from foresay.server.settings.resolved import ModelNames, target_directory
+from foresay.server.settings.resolved import LATEST, target_directory
 from foresay.server.text.choice import Choice
 from foresay.server.text.parsers.chat_format import ChatFormat
 from foresay.server.text.prompt import RenderedPrompt, Room
@@ -70,6 +70,22 @@ class ServerState:
 
 #: Texts longer than this are tokenized in a thread: a millisecond on the event loop would delay every stream.
 INLINE_CHARACTERS = 2000
+
+
+class ModelNames(msgspec.Struct, frozen=True):
+    """known: all names; responses use the first. any: any other name is accepted, too."""
+
+    known: tuple[str, ...]
+    any: bool = False
+
+    @property
+    def own(self) -> str:
+        """The name in responses."""
+        return self.known[0]
+
+    def has(self, name: str) -> bool:
+        """Whether it is one of the names, with or without Ollama's tag."""
+        return name.removesuffix(LATEST) in {name.removesuffix(LATEST) for name in self.known}
 
 
 class AnswerOrigin(msgspec.Struct, frozen=True, kw_only=True):
