@@ -17,8 +17,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from foresay.server.catalog.hub import cached, resolve, unreachable
-from foresay.server.catalog.wheel import Wheel
+from foresay.server.catalog.hub import Wheel, cached, resolve, unreachable
 from foresay.verifier.model.config import ModelConfig, numbers_per_token, stored_parameters
 from foresay.verifier.model.errors import ModelError, NoSuchModel
 from foresay.verifier.model.layers import Attention, Stack
