@@ -18,13 +18,14 @@ from rich.console import Console
 from foresay.server.catalog import catalog
 from foresay.server.catalog.catalog import KnownDraft, KnownTarget, find_target, last_part, on_disk
 from foresay.server.engine.memory import Demand, plan_cpu
-from foresay.server.engine.numbers import choose_dtype, with_kv
 from foresay.server.engine.parameters import (
     Device,
+    choose_dtype,
     item_bytes,
     may_have_gpu,
     model_bytes,
     token_bytes,
+    with_kv,
 )
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.fields import nearest

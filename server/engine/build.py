@@ -29,8 +29,18 @@ from foresay.server.engine.drafting import (
 )
 from foresay.server.engine.handover import exactness_of, identity, opened
 from foresay.server.engine.memory import Demand, MemoryPlan, check_others, footprint, plan_cpu
-from foresay.server.engine.numbers import FAST, bits_of, choose_activations, choose_dtype, with_kv
-from foresay.server.engine.parameters import Device, in_words, kv_kind, pinned, quantized
+from foresay.server.engine.parameters import (
+    FAST,
+    Device,
+    bits_of,
+    choose_activations,
+    choose_dtype,
+    in_words,
+    kv_kind,
+    pinned,
+    quantized,
+    with_kv,
+)
 from foresay.server.engine.vocabulary import remember_tokens, tokenizer
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import (

@@ -21,7 +21,7 @@ from foresay.server.cli.main import main
 from foresay.server.cli.prove import PROMPTS, cases_of, receipt_of, ways_of
 from foresay.server.cli.prove import DecodingWay as Way
 from foresay.server.cli.receipt import RECEIPTS, Receipt, compared, read, table, write
-from foresay.server.engine.numbers import PORTABLE
+from foresay.server.engine.parameters import PORTABLE
 from foresay.server.settings.resolved import BUNDLED
 from foresay.spec.errors import ConfigurationError
 from foresay.verifier import model_runner

@@ -10,8 +10,7 @@ import torch
 
 from foresay.server.cli.pair import check
 from foresay.server.engine.device import find_device
-from foresay.server.engine.numbers import bits_of, choose_dtype, with_kv
-from foresay.server.engine.parameters import Device
+from foresay.server.engine.parameters import Device, bits_of, choose_dtype, with_kv
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import BUNDLED, CannotRun
 from foresay.verifier.model.config import ModelConfig, parameters
