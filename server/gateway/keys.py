@@ -228,14 +228,12 @@ class Meter:
 
 class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
     """The HTTP request that the current task serves, or the one that opened its WebSocket. id: empty if there is none.
-    body_bytes: of its body, or of the message on the WebSocket. unknown: fields of its body that the API does not have,
-    each with a hint at the one meant.
+    unknown: fields of its body that the API does not have, each with a hint at the one meant.
     """
 
     caller: Caller = ANYONE
     id: str = ""
     meter: Meter = msgspec.field(default_factory=Meter)
-    body_bytes: int = 0
     unknown: tuple[tuple[str, str], ...] = ()
 
 

@@ -16,6 +16,6 @@ between which the streams run. ``tenant`` is ``CONTEXT.get().caller.tenant``: te
 requested them.
 
 A step of the engine is counted once, from its ``StepTrace``; the tokens of each request where its text is cut
-(:class:`~foresay.server.metrics.request_stats.RequestStats`), so that tokens after a stop string count as
+(:class:`~foresay.server.metrics.telemetry.RequestStats`), so that tokens after a stop string count as
 discarded and not accepted, as in the response's own ``metrics``.
 """

@@ -9,7 +9,7 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from foresay.server.metrics.counters import Counters, link, unlink
-from foresay.server.metrics.fields import Histogram
+from foresay.server.metrics.fields import Histogram, declared, value_of
 from foresay.server.metrics.records import Gauges, Replica, SelfCheckCounts
 from foresay.server.metrics.verdict import judged
 from foresay.spec.accept import ByDepth, tokens_per_step
@@ -18,8 +18,8 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 def from_counts(kind: type[S], counts: object, **own: Any) -> S:
-    """A record with the fields of the same names in ``counts``, except for ``own``."""
-    return kind(**{name: getattr(counts, name) for name in kind.__struct_fields__ if name not in own}, **own)
+    """A record with the fields of the same names in ``counts``, if it has them, except for ``own``."""
+    return kind(**{name: getattr(counts, name) for name in kind.__struct_fields__ if hasattr(counts, name)} | own)
 
 
 def ratio(part: float, whole: float) -> float | None:
@@ -278,6 +278,36 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     totals: dict[str, int | float]
     verdict: str
     self_check: SelfCheckCounts
+
+    @classmethod
+    def of(
+        cls,
+        now: float,
+        server: Server,
+        live: Live,
+        minute: Counters,
+        hour: Counters,
+        totals: Counters,
+        self_check: SelfCheckCounts,
+    ) -> Self:
+        """minute, hour: what was counted in them. totals: everything since the start."""
+        unable = "" if minute.unable is None else minute.unable.unable
+        values = {name: value_of(getattr(totals, name)) for name in declared(totals)}
+        sums = {name: sum(one for _, one in each) for name, each in values.items() if not isinstance(each, Histogram)}
+        return cls(
+            now=now,
+            server=server,
+            live=live,
+            drafters=DrafterRates.each(minute),
+            drafters_hour=DrafterRates.each(hour),
+            nodes=Node.each(minute),
+            accepted_by_depth=minute.by_depth,
+            accepted_by_depth_hour=hour.by_depth,
+            woken=Woken.each(hour),
+            totals=sums,
+            verdict=f"{judged(minute).sentence} {unable}".rstrip(),
+            self_check=self_check,
+        )
 
 
 class RequestSummary(msgspec.Struct, frozen=True, kw_only=True):

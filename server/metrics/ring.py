@@ -11,7 +11,9 @@ sample. A sample is taken by what is counted next, or read.
 
 from __future__ import annotations
 
+import time
 from collections import deque
+from collections.abc import Callable
 
 import msgspec
 
@@ -57,9 +59,13 @@ class Samples:
 
 
 class Ring:
-    """All counters of one model. ``now`` is always in seconds since 1970 and does not run backwards."""
+    """All counters of one model. ``now`` is always in seconds since 1970 and does not run backwards, as is ``clock``.
 
-    def __init__(self) -> None:
+    delivered: the time up to which delivery is counted: when the latest step arrived, or its latest text was passed on.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self.clock, self.delivered = clock, 0.0
         self._counters, self._second, self._counted = Counters(), 0, False
         self._seconds, self._minutes = Samples(1, KEPT, SECONDS), Samples(60, MINUTES + 2, MINUTES + 1)
 

@@ -11,18 +11,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
-from functools import partial
 from typing import cast
 
 import foresay
 from foresay.server.engine.generation import EngineStatus, StatusSource
 from foresay.server.gateway.keys import CONTEXT
-from foresay.server.metrics.counters import Counters
-from foresay.server.metrics.fields import TOKEN_BOUNDS, Histogram, declared, value_of
+from foresay.server.metrics.counters import Counters, shape_of
+from foresay.server.metrics.fields import TOKEN_BOUNDS, count
 from foresay.server.metrics.records import (
     Connections,
     EngineGauges,
@@ -31,24 +30,13 @@ from foresay.server.metrics.records import (
     SelfCheckCounts,
     Startup,
 )
-from foresay.server.metrics.report import (
-    DrafterRates,
-    HistoryReport,
-    Live,
-    Node,
-    Point,
-    RequestSummary,
-    Server,
-    Snapshot,
-    Woken,
-    from_counts,
-)
-from foresay.server.metrics.request_stats import Recent, RequestStats, SharedStats
-from foresay.server.metrics.verdict import judged
+from foresay.server.metrics.report import HistoryReport, Live, Point, RequestSummary, Server, Snapshot, from_counts
+from foresay.server.metrics.ring import Ring
 from foresay.server.schemas.errors import ApiError
-from foresay.server.text.choice import Choice
+from foresay.server.schemas.shared import PromptProgress
+from foresay.server.text.choice import Choice, Piece
 from foresay.spec.errors import InvalidRequest
-from foresay.spec.request import EngineInfo
+from foresay.spec.request import Delta, Origin, RequestEnd
 from foresay.spec.trace import StepTrace
 
 #: The page's message for a server that is about to stop.
@@ -61,6 +49,8 @@ LIVE_SECONDS, BUSY_SECONDS = 60, 10
 _MOVED = 1 / 16
 #: Exceptions that mean that the client has left.
 LEFT = (asyncio.CancelledError, GeneratorExit, ConnectionError)
+#: Finished requests that are shown to their tenant.
+MOST_PER_TENANT = 100
 
 
 def steady_clock() -> Callable[[], float]:
@@ -92,8 +82,10 @@ class Telemetry:
         self.arriving = 0
         self.replicas: Callable[[], list[Replica]] = list
         self.engine = engine
-        self._shared, self._recent = SharedStats(self.clock), Recent()
-        self._ring = self._shared.ring
+        self._ring = Ring(self.clock)
+        self._running: dict[str, RequestStats] = {}
+        self._finished: dict[str, deque[RequestSummary]] = {}  # by tenant, which never sees another's
+        self._last: StepTrace | None = None
         self._root_seconds, self._stepped = 0.0, 0
 
     # -- counting ------------------------------------------------------------------------------------------------
@@ -105,19 +97,19 @@ class Telemetry:
             known = self._root_seconds or trace.root_seconds
             self._root_seconds = known + _MOVED * (trace.root_seconds - known)
         for id, (read, cached) in trace.reading.items():
-            self._recent.reads(id, read, cached, sum(trace.seconds.values()))
+            if (stats := self._running.get(id)) is not None:
+                stats.reads(read, cached, sum(trace.seconds.values()))
         if trace.aside:
             return
-        shared = self._shared
-        shared.step = trace
-        shared.delivered = now = shared.clock()
-        shared.ring.at(now).step(trace)
+        self._last = trace
+        self._ring.delivered = now = self.clock()
+        self._ring.at(now).step(trace)
         self._stepped = int(now)
 
     def see(self, status: EngineStatus) -> None:
         """Record a new status of the engine. One that starts shares no step with the one before."""
         if status.state == "loading":
-            self._root_seconds, self._shared.step = 0.0, None
+            self._root_seconds, self._last = 0.0, None
         self.startup.see(status)
 
     @contextmanager
@@ -127,10 +119,9 @@ class Telemetry:
         tenant, request_id = CONTEXT.get().caller.tenant, CONTEXT.get().id
         forks = Counter(choice.request.fork_of for choice in choices)
         all_stats = [
-            RequestStats(choice, tenant, request_id, self._shared, 1 + forks[choice.request.id]) for choice in choices
+            RequestStats(choice, tenant, request_id, self._ring, 1 + forks[choice.request.id]) for choice in choices
         ]
-        for stats in all_stats:
-            self._recent.begin(stats)
+        self._running |= {stats.id: stats for stats in all_stats}
         reason, failed = "cancelled", False
         try:
             yield all_stats
@@ -146,15 +137,17 @@ class Telemetry:
         finally:
             for stats in all_stats:
                 stats.failed(reason, failed)
-                self._recent.end(stats)
+                if self._running.pop(stats.id, None) is not None:
+                    self._finished.setdefault(tenant, deque(maxlen=MOST_PER_TENANT)).append(stats.summary())
 
     # -- reporting -------------------------------------------------------------------------------------------------
 
     @property
     def gauges(self) -> Gauges:
         """The current gauges. Between steps the admitted requests are more current than the latest step."""
-        present, last, info = self._recent.running, self._shared.step, self.engine.info
-        unread = sum(stats.prompt_tokens - stats.read_tokens for stats in self._recent.unread)
+        present, last, info = len(self._running), self._last, self.engine.info
+        reading = [stats for stats in self._running.values() if stats.leads and not stats.runs]
+        unread = sum(stats.prompt_tokens - stats.read_tokens for stats in reading)
         if last is None or info is None or self.engine.status.state != "ready":
             return Gauges(num_requests_waiting=present + self.arriving, prompt_tokens_unread=unread)
         room = info.kv_tokens / info.page_size
@@ -190,25 +183,12 @@ class Telemetry:
         """Header, tiles, drafters and tree, as of now."""
         hour = self._ring.hour(self.clock())
         await asyncio.sleep(0)  # half of the work is done: let streams run
-        now, info = self.clock(), self.engine.info
+        now = self.clock()
         until = self._stepped or int(now)
         recent = self._ring.since(int(now) - BUSY_SECONDS + 1)
         minute = self._ring.between(until - LIVE_SECONDS + 1, until + 1)
-        unable = "" if minute.unable is None else minute.unable.unable
-        return Snapshot(
-            now=now,
-            server=self._server(now, info),
-            live=Live.of(recent, minute, until, self.plain_seconds, self.gauges),
-            drafters=DrafterRates.each(minute),
-            drafters_hour=DrafterRates.each(hour),
-            nodes=Node.each(minute),
-            accepted_by_depth=minute.by_depth,
-            accepted_by_depth_hour=hour.by_depth,
-            woken=Woken.each(hour),
-            totals=_sums(self.totals()),
-            verdict=f"{judged(minute).sentence} {unable}".rstrip(),
-            self_check=copy(self.self_check),
-        )
+        live = Live.of(recent, minute, until, self.plain_seconds, self.gauges)
+        return Snapshot.of(now, self._server(now), live, minute, hour, self.totals(), copy(self.self_check))
 
     def history(self) -> HistoryReport:
         """All charts, for ``msgspec.json.encode``. Seconds without activity are left out, and so is the current one."""
@@ -227,12 +207,15 @@ class Telemetry:
 
     def requests(self, tenant: str) -> list[RequestSummary]:
         """The tenant's running requests and last 100 finished ones, the newest first."""
-        return [stats.summary() for stats in self._recent.of(tenant)]
+        running = [stats.summary() for stats in self._running.values() if stats.tenant == tenant]
+        summaries = [*reversed(running), *reversed(self._finished.get(tenant, ()))]
+        return sorted(summaries, key=lambda one: one.started, reverse=True)
 
-    def _server(self, now: float, info: EngineInfo | None) -> Server:
+    def _server(self, now: float) -> Server:
         status = self.engine.status
-        made = Server if info is None else partial(from_counts, Server, info)
-        return made(
+        return from_counts(
+            Server,
+            self.engine.info,
             model=self.model,
             status="draining" if self.draining else status.state,
             message=DRAINING if self.draining else status.message,
@@ -245,7 +228,159 @@ class Telemetry:
         )
 
 
-def _sums(totals: Counters) -> dict[str, int | float]:
-    """The sum of each counter, by its name."""
-    values = {name: value_of(getattr(totals, name)) for name in declared(totals)}
-    return {name: sum(one for _, one in value) for name, value in values.items() if not isinstance(value, Histogram)}
+# -- one request -------------------------------------------------------------------------------------------------------
+
+#: The origin of tokens that came without one.
+NOWHERE = Origin(0, "", [-1], 0, [], {})
+
+
+class RequestStats:
+    """What is shown of one request, and of it counted in the counters of all. Its acceptance is counted by its choice.
+
+    choices: number requested with it.
+    """
+
+    def __init__(self, choice: Choice, tenant: str, request_id: str, ring: Ring, choices: int = 1) -> None:
+        self.request, self.tenant, self.request_id, self.choices = choice.request, tenant, request_id, choices
+        self.id, self.prompt_tokens = choice.request.id, len(choice.request.prompt)
+        self.leads, self.seed = choice.request.fork_of is None, choice.request.params.seed
+        self.began = ring.clock()
+        self.ended: float | None = None
+        self.finish_reason: str | None = None
+        self.read_tokens = 0 if self.leads else self.prompt_tokens
+        self.cached_tokens = 0
+        self.drafters: dict[str, int] = {}
+        self._counts = choice.counts
+        self._first: float | None = None
+        self._last = 0.0
+        self._ring = ring
+        self._reading_since, self._adopted = self.began, 0
+
+    def reads(self, read: int, cached: int, seconds: float) -> None:
+        """The engine has read ``read`` tokens of its prompt, and found ``cached`` of them. seconds: of this step."""
+        if not self.read_tokens:
+            self._reading_since = self._ring.clock() - seconds
+        if not self.runs:  # later, the text is read again after preemption
+            self.read_tokens, self._adopted = read, cached
+
+    @property
+    def progress(self) -> PromptProgress | None:
+        """How far its prompt is read."""
+        if not self.leads or not (self.read_tokens or self.runs):
+            return None
+        until = self._ring.clock() if self._first is None else self._first
+        return PromptProgress(
+            total=self.prompt_tokens,
+            cache=max(self._adopted, self.cached_tokens),
+            processed=self.prompt_tokens if self.runs else self.read_tokens,
+            time_ms=round(1000 * (until - self._reading_since), 3),
+        )
+
+    def kept(self, delta: Delta, piece: Piece) -> None:
+        """Count one step of this request, and what of it is in the text."""
+        now = self._ring.clock()
+        counters = self._ring.at(now)
+        if delta.cached_tokens > self.cached_tokens and self.leads:
+            counters.prompt_tokens_cached += delta.cached_tokens - self.cached_tokens
+            counters.prefix_cache_hits = counters.prompt_tokens_cached
+            self.cached_tokens = delta.cached_tokens
+        if delta.tokens:
+            self.seed = delta.seed
+            self._run(counters, delta, piece)
+        if piece.finish_reason is not None and self.finish_reason is None:
+            self.finish_reason = piece.finish_reason
+            self._over(counters, now, delta.ending)
+
+    def delivered(self, tokens: int) -> None:
+        """A chunk of ``tokens`` is sent: the time since the previous one is a chunk gap, and each token's share of it a
+        time per token. The first chunk ends the time to first token instead."""
+        if not tokens:
+            return
+        now = self._ring.clock()
+        counters = self._ring.at(now)
+        count(counters.step_phase_seconds, "deliver", now - (self._ring.delivered or now))
+        self._ring.delivered = now
+        if self._first is None:
+            self._first = now
+            until = self._counts.delivered = round(1000 * (now - self.began), 3) / 1000  # as a response's milliseconds
+            counters.time_to_first_token_seconds.observe(until)
+        else:
+            gap = now - self._last
+            counters.inter_chunk_latency_seconds.observe(gap)
+            counters.time_per_output_token_seconds.observe(gap / tokens, tokens)
+        self._last = now
+
+    def failed(self, reason: str, error: bool) -> None:
+        """It ended without its last delta. reason: the code of its error, or why it was cancelled."""
+        if self.finish_reason is None:
+            now = self._ring.clock()
+            counters = self._ring.at(now)
+            if error:
+                count(counters.request_errors, reason, 1)
+            self.finish_reason = "error" if error else "cancelled"
+            self._over(counters, now, None)
+
+    def summary(self) -> RequestSummary:
+        """The request in numbers, rounded as in the response's ``metrics``, so that both are shown as the same."""
+        seconds = (self._ring.clock() if self.ended is None else self.ended) - self.began
+        counts, per_step, drafted = self._counts, self._counts.tokens_per_step, self._counts.drafted
+        return from_counts(
+            RequestSummary,
+            self,
+            started=self.began,
+            temperature=self.request.params.temperature,
+            output_tokens=counts.completion_tokens,
+            time_to_first_token=counts.delivered,
+            seconds=seconds,
+            tokens_per_second=round(counts.decode_tokens_per_second, 2) or None,
+            steps=counts.steps,
+            drafts=counts.drafts,
+            drafted=drafted,
+            accepted=counts.accepted,
+            discarded=counts.discarded,
+            acceptance_rate=round(counts.accepted / drafted, 4) if drafted else None,
+            tokens_per_step=per_step and round(per_step, 4),
+        )
+
+    @property
+    def runs(self) -> int:
+        """Steps that emitted tokens."""
+        return self._counts.steps
+
+    def _run(self, counters: Counters, delta: Delta, piece: Piece) -> None:
+        """Count the tokens of one step, which its choice has just counted."""
+        origin, kept = delta.origin or NOWHERE, len(piece.token_ids)
+        drafted, accepted = self._counts.per_step_drafted[-1], self._counts.per_step_accepted[-1]
+        last = origin.path[accepted - 1] if accepted else 0
+        counters.run(origin.drafter, shape_of(tuple(origin.parents)), last, kept)
+        if self.runs == 1 and self.leads:
+            counters.prompt_tokens += self.prompt_tokens
+            counters.prefix_cache_queries = counters.prompt_tokens
+        self.read_tokens = self.prompt_tokens
+        counters.spec_decode_num_discarded_tokens += len(delta.tokens) - kept
+        if drafted:
+            count(self.drafters, origin.drafter, 1)
+        counters.spec_decode_num_forced_tokens += origin.forced
+
+    def _over(self, counters: Counters, now: float, ending: RequestEnd | None) -> None:
+        """Count a request that has ended; its phases only if it ran to its end."""
+        counts = self._counts
+        self.ended = now
+        counters.ended(self.finish_reason or "")
+        counters.e2e_request_latency_seconds.observe(now - self.began)
+        counters.request_prompt_tokens.observe(self.prompt_tokens)
+        counters.request_generation_tokens.observe(counts.completion_tokens)
+        if (most := self.request.params.max_tokens) is not None:
+            counters.request_params_max_tokens.observe(most)
+        if self.leads:
+            counters.request_params_n.observe(self.choices)
+        if ending is not None:
+            queue = counts.seconds["queue"]
+            reading = max((counts.first or 0.0) - queue, 0.0)
+            counters.request_queue_time_seconds.observe(queue)
+            counters.request_num_preemptions.observe(ending.preemptions)
+            counters.request_prefill_time_seconds.observe(reading)
+            counters.request_decode_time_seconds.observe(counts.decode_seconds)
+            counters.request_inference_time_seconds.observe(reading + counts.decode_seconds)
+        if self._first is not None and counts.completion_tokens > 1:
+            counters.request_time_per_output_token_seconds.observe((now - self._first) / (counts.completion_tokens - 1))

@@ -6,8 +6,8 @@ import re
 from typing import get_args
 
 import foresay.server.api.responses.socket as socket_module
-from foresay.server.api.responses.events import ClientEvent, ResponseEvent, SocketError
-from foresay.server.api.responses.socket import Closing
+from foresay.server.api.responses.answer import TYPES
+from foresay.server.api.responses.socket import ClientEvent, Closing
 from foresay.server.api.responses.store import SocketLimits, StoreLimits
 from foresay.server.schemas.chat import Source, StepProvenance, TokenProvenance
 from tests.provenance.transcript import BEGIN, telling
@@ -21,8 +21,7 @@ async def test_the_transcript_is_current():
 
 
 def test_every_event_and_message_is_named():
-    types = [one.__struct_config__.tag for one in (*get_args(ResponseEvent), *get_args(ClientEvent), SocketError)]
-    for type in types:
+    for type in (*TYPES, *(one.__struct_config__.tag for one in get_args(ClientEvent))):
         shown = re.sub(r"\.done$", ".added", type) if type.endswith("item.done") or type.endswith("part.done") else type
         assert f"`{shown}`" in PAGE or f"`{shown.removesuffix('.done')}.delta`, `.done`" in PAGE, type
 

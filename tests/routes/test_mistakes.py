@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from foresay.server.api.common import route
-from foresay.server.metrics.request_stats import RequestStats
-from foresay.server.metrics.telemetry import Telemetry
+from foresay.server.metrics.telemetry import RequestStats, Telemetry
 from foresay.server.models.service import Service
 from foresay.server.text.choice import Choice
 from tests.routes.apis import APIS, Api

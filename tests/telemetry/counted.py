@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import cast
 
-from foresay.server.metrics.request_stats import RequestStats
+from foresay.server.metrics.telemetry import RequestStats
 from foresay.server.text.choice import Choice, Piece
 from foresay.spec.request import Delta, Request
 from foresay.spec.sampling import SamplingParams

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
 
 import msgspec
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from foresay.server.gateway.keys import KeyStore
+from foresay.server.gateway.keys import Caller, KeyStore, serve
 from foresay.server.http.app import create_app
 from foresay.server.http.auth import AuthMiddleware
 from foresay.server.metrics.report import HistoryReport, Snapshot
-from foresay.server.metrics.request_stats import MOST_PER_TENANT, Recent, RequestStats, SharedStats
+from foresay.server.metrics.telemetry import MOST_PER_TENANT, Telemetry
 from foresay.server.models.service import Service, Text
-from foresay.server.text.choice import Piece
 from foresay.server.text.tokenizer import SamplingDefaults, Tokenizer
-from foresay.spec.request import Delta
 from tests.gateway.guarded import ALICE, BOB, bearer
 from tests.provenance.drafting import Drafting, ids_of
 from tests.server.staying import alone, service_of
-from tests.telemetry.counted import chosen, kept
+from tests.telemetry.counted import chosen
+from tests.telemetry.test_verdict import Engine
 
 ANSWER = "Once upon a fox there was"
 QUESTION = "naïve tart"
@@ -64,36 +65,32 @@ async def test_what_everybody_sees_holds_no_text(service: Service) -> None:
         assert b"fox" not in encoded and QUESTION.encode() not in encoded and b"ali" not in encoded
 
 
-def stats(tenant: str, id: str, text: str = "", began: float = 1_000.0) -> RequestStats:
-    ticks = count(began)
-    entry = RequestStats(chosen(id), tenant, "", SharedStats(lambda: next(ticks)))
-    kept(entry, Delta(id=id, tokens=[1]), Piece(text=text, token_ids=[1], offsets=[0]))
-    return entry
+@contextmanager
+def asking(telemetry: Telemetry, tenant: str, id: str) -> Iterator[None]:
+    """A request of a key, while it runs."""
+    serve(caller=Caller(tenant=tenant))
+    with telemetry.watching([chosen(id)]):
+        yield
 
 
-def keep(recent: Recent, *all_stats: RequestStats) -> None:
-    for entry in all_stats:
-        recent.begin(entry)
-        recent.end(entry)
-
-
-def ids(recent: Recent, tenant: str) -> list[str]:
-    return [entry.id for entry in recent.of(tenant)]
+def ids(telemetry: Telemetry, tenant: str) -> list[str]:
+    return [entry.id for entry in telemetry.requests(tenant)]
 
 
 def test_each_key_sees_its_own_and_what_came_last_first() -> None:
-    recent = Recent()
-    keep(recent, stats("a", "1"), stats("b", "2"), stats("a", "3"))
-    recent.begin(stats("a", "4"))
-    assert (ids(recent, "a"), ids(recent, "b"), ids(recent, "c")) == (["4", "3", "1"], ["2"], [])
-    assert recent.running == 1
-    recent.begin(stats("b", "5", began=900.0))
-    assert ids(recent, "b") == ["2", "5"], "by when they came, not by when they ended"
+    telemetry = Telemetry("toy", Engine(), count(1000.0).__next__)
+    with asking(telemetry, "a", "1"), asking(telemetry, "b", "2"):
+        with asking(telemetry, "b", "3"):
+            pass
+        assert (ids(telemetry, "a"), ids(telemetry, "b"), ids(telemetry, "c")) == (["1"], ["3", "2"], [])
+    assert ids(telemetry, "b") == ["3", "2"], "by when they came, not by when they ended"
 
 
 def test_the_oldest_of_a_key_makes_room() -> None:
-    recent = Recent()
-    keep(recent, stats("b", "b"), *(stats("a", str(number)) for number in range(MOST_PER_TENANT + 3)))
-    assert len(ids(recent, "a")) == MOST_PER_TENANT
-    assert ids(recent, "a")[-1] == "3"
-    assert ids(recent, "b") == ["b"]
+    telemetry = Telemetry("toy", Engine(), count(1000.0).__next__)
+    for tenant, id in [("b", "b"), *(("a", str(number)) for number in range(MOST_PER_TENANT + 3))]:
+        with asking(telemetry, tenant, id):
+            pass
+    assert len(ids(telemetry, "a")) == MOST_PER_TENANT
+    assert ids(telemetry, "a")[-1] == "3"
+    assert ids(telemetry, "b") == ["b"]

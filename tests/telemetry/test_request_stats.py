@@ -10,7 +10,8 @@ import pytest
 from foresay.server.metrics.counters import Shape, shape_of, unlink
 from foresay.server.metrics.fields import Histogram
 from foresay.server.metrics.report import Node
-from foresay.server.metrics.request_stats import RequestStats, SharedStats
+from foresay.server.metrics.ring import Ring
+from foresay.server.metrics.telemetry import RequestStats
 from foresay.server.text.choice import Piece
 from foresay.spec.accept import summed
 from foresay.spec.request import Delta, Origin, RequestEnd
@@ -18,14 +19,14 @@ from foresay.spec.trace import Statistics
 from tests.telemetry.counted import chosen, kept
 
 
-def stats(shared: SharedStats, id: str = "r", prompt: int = 3) -> RequestStats:
-    return RequestStats(chosen(id, prompt), "", "", shared)
+def stats(ring: Ring, id: str = "r", prompt: int = 3) -> RequestStats:
+    return RequestStats(chosen(id, prompt), "", "", ring)
 
 
-def ticking(step: float = 0.001) -> SharedStats:
-    """SharedStats whose clock goes on by ``step`` each time it is read."""
+def ticking(step: float = 0.001) -> Ring:
+    """Ring whose clock goes on by ``step`` each time it is read."""
     ticks = count()
-    return SharedStats(lambda: 1_000_000.0 + step * next(ticks))
+    return Ring(lambda: 1_000_000.0 + step * next(ticks))
 
 
 def random_origin(dice: random.Random, number: int) -> Origin:
@@ -38,9 +39,9 @@ def random_origin(dice: random.Random, number: int) -> Origin:
     return Origin(number, dice.choice(["big", "small"]), parents, 0, path[1:], {"forward": 0.001})
 
 
-def run_randomly(dice: random.Random, shared: SharedStats, id: str) -> tuple[RequestStats, Statistics]:
+def run_randomly(dice: random.Random, ring: Ring, id: str) -> tuple[RequestStats, Statistics]:
     """A request of random steps whose text ends somewhere in them; what the stats say, and what its choice says."""
-    entry = stats(shared, id)
+    entry = stats(ring, id)
     steps, surplus, emitted = dice.randint(1, 12), dice.randint(0, 15), 0
     origins = [random_origin(dice, number) for number in range(1, steps + 1)]
     runs = [len(origin.path) + 1 for origin in origins]
@@ -57,10 +58,10 @@ def run_randomly(dice: random.Random, shared: SharedStats, id: str) -> tuple[Req
 
 @pytest.mark.parametrize("seed", range(40))
 def test_random_runs_count_as_the_engine_counts_them(seed: int) -> None:
-    dice, shared = random.Random(seed), ticking(step=0.02)
+    dice, ring = random.Random(seed), ticking(step=0.02)
     all_statistics = []
     for number in range(6):
-        entry, statistics = run_randomly(dice, shared, str(number))
+        entry, statistics = run_randomly(dice, ring, str(number))
         summary = entry.summary()
         assert (summary.steps, summary.drafted, summary.accepted) == (
             statistics.steps,
@@ -69,7 +70,7 @@ def test_random_runs_count_as_the_engine_counts_them(seed: int) -> None:
         )
         assert (summary.output_tokens, summary.discarded) == (statistics.completion_tokens, statistics.discarded)
         all_statistics.append(statistics)
-    totals = shared.ring.total()
+    totals = ring.total()
     for counts, field in (
         (totals.spec_decode_num_draft_tokens_per_pos, "drafted_per_depth"),
         (totals.spec_decode_num_accepted_tokens_per_pos, "accepted_per_depth"),
@@ -101,11 +102,11 @@ def test_the_positions_of_a_tree() -> None:
 
 def test_gaps_between_chunks_and_the_time_of_a_token() -> None:
     now = [100.0]
-    entry = stats(SharedStats(lambda: now[0]))
+    entry = stats(Ring(lambda: now[0]))
     for at, tokens in ((100.5, 1), (100.5036, 3), (100.5036, 0), (100.5095, 2)):
         now[0] = at
         entry.delivered(tokens)
-    totals = entry._shared.ring.total()
+    totals = entry._ring.total()
     assert totals.time_to_first_token_seconds.sum == pytest.approx(0.5)
     assert (totals.inter_chunk_latency_seconds.count, totals.time_per_output_token_seconds.count) == (2, 5)
     assert (
@@ -121,7 +122,7 @@ def test_gaps_between_chunks_and_the_time_of_a_token() -> None:
 def test_the_response_and_the_list_have_one_first_token_and_one_rate(whole: bool) -> None:
     """Whether the answer comes in several deltas or in one, which ends it too."""
     now = [100.0]
-    entry = stats(SharedStats(lambda: now[0]))
+    entry = stats(Ring(lambda: now[0]))
     piece = Piece(text="abcd", token_ids=[7] * 4, offsets=[0, 1, 2, 3])
     now[0] = 100.5
     if not whole:
@@ -132,7 +133,7 @@ def test_the_response_and_the_list_have_one_first_token_and_one_rate(whole: bool
     last = Delta(id="r", tokens=piece.token_ids, finish_reason="stop", elapsed=0.65, ending=RequestEnd())
     kept(entry, last, piece)
     entry.delivered(len(piece.token_ids))
-    statistics, first = entry._counts, entry._shared.ring.total().time_to_first_token_seconds
+    statistics, first = entry._counts, entry._ring.total().time_to_first_token_seconds
     assert entry.summary().time_to_first_token == statistics.time_to_first_token == first.sum == 0.5
     rates = entry.summary().tokens_per_second, statistics.decode_tokens_per_second
     assert rates == (None, 0.0) if whole else rates == pytest.approx((12.0, 12.0))

@@ -8,8 +8,7 @@ from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from foresay.server.metrics.request_stats import RequestStats
-from foresay.server.metrics.telemetry import Telemetry
+from foresay.server.metrics.telemetry import RequestStats, Telemetry
 from foresay.server.text.choice import Piece
 from foresay.spec.request import Delta, Origin
 from foresay.spec.trace import StepTrace

@@ -3,7 +3,7 @@ answer as its content blocks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -63,20 +63,20 @@ class MessagesAnswer(Answer):
         self._blocks = Blocks()
 
     def opening(self, index: int) -> list[msgspec.Struct]:
-        return [schemas.MessageStart(self._message([]))]
+        return [schemas.MessageEvent(type="message_start", message=self._message([]))]
 
     def chunks(self, index: int, piece: Piece) -> list[msgspec.Struct]:
         """Events of the blocks begun, continued and completed by a piece; after the last one, why it ended."""
         events = self._blocks.take(piece.parts)
         if piece.finish_reason is not None:
-            ending = schemas.Ending(stop_reason=self._stop_reason(), stop_sequence=self._stop_sequence())
-            events += self._blocks.close()
-            late, metrics = [one.for_client for one in self._replaced()] or UNSET, self._metrics()
-            events.append(schemas.MessageDelta(delta=ending, usage=self._counts(), metrics=metrics, warnings=late))
+            end = schemas.MessageEvent(type="message_delta", usage=self._counts(), metrics=self._metrics())
+            end.delta = schemas.Delta(stop_reason=self._stop_reason(), stop_sequence=self._stop_sequence())
+            end.warnings = [one.for_client for one in self._replaced()] or UNSET
+            events += [*self._blocks.close(), end]
         return events
 
     def closing(self) -> list[msgspec.Struct]:
-        return [schemas.MessageStop()]
+        return [schemas.MessageEvent(type="message_stop")]
 
     def whole(self, pieces: Sequence[Piece]) -> msgspec.Struct:
         self._blocks.take(pieces[0].parts)
@@ -129,22 +129,26 @@ class Blocks(Items[msgspec.Struct]):
 
     def opens(self, item: Item) -> list[msgspec.Struct]:
         """The empty block."""
-        return [schemas.BlockStart(item.index, _block(item))]
+        return [schemas.MessageEvent(type="content_block_start", index=item.index, content_block=_block(item))]
 
     def grows(self, item: Item, more: str) -> list[msgspec.Struct]:
         """More of its text."""
-        return [schemas.BlockMore(item.index, DELTAS[type(item.first)](more))] if more else []
+        kind, field = DELTAS[type(item.first)]
+        delta = schemas.Delta(type=kind)
+        setattr(delta, field, more)
+        return [schemas.MessageEvent(type="content_block_delta", index=item.index, delta=delta)] if more else []
 
     def closes(self, item: Item) -> list[msgspec.Struct]:
         """The end of the block."""
         self.whole.append(_block(item))
-        return [schemas.BlockStop(item.index)]
+        return [schemas.MessageEvent(type="content_block_stop", index=item.index)]
 
 
-DELTAS: dict[type[Part], Callable[[str], schemas.BlockDelta]] = {
-    TextPart: schemas.TextDelta,
-    ReasoningPart: schemas.ThinkingDelta,
-    ToolCallPart: schemas.InputDelta,
+#: The type of a part's deltas, and the field with the text.
+DELTAS: dict[type[Part], tuple[str, str]] = {
+    TextPart: ("text_delta", "text"),
+    ReasoningPart: ("thinking_delta", "thinking"),
+    ToolCallPart: ("input_json_delta", "partial_json"),
 }
 
 
@@ -385,7 +389,7 @@ async def count_tokens(http: web.Request, body: schemas.CountTokensRequest) -> w
 
 
 ERRORS = ErrorShape(prefix="/v1/messages", body=schemas.MessagesError, make=error_shape)
-_STREAM = Stream(FRAMING, schemas.EVENTS)
+_STREAM = Stream(FRAMING, (schemas.MessageEvent, schemas.MessagesError))
 ROUTES = [
     Route("POST", "/v1/messages", messages, schemas.MessagesRequest, schemas.AssistantTurn, _STREAM),
     Route("POST", "/v1/messages/count_tokens", count_tokens, schemas.CountTokensRequest, schemas.TokenCount),

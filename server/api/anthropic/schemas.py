@@ -168,78 +168,36 @@ class AssistantTurn(msgspec.Struct, kw_only=True):
 # -- events --------------------------------------------------------------------------------------------------------
 
 
-class MessageStart(msgspec.Struct):
-    """The stream begins."""
+class Delta(msgspec.Struct, kw_only=True):
+    """More of a block, by type: ``text_delta``, ``thinking_delta`` or ``input_json_delta`` (of a call's arguments); or,
+    without a type, why the answer ended."""
 
-    message: AssistantTurn
-    type: Literal["message_start"] = "message_start"
-
-
-class BlockStart(msgspec.Struct):
-    """A block begins, empty."""
-
-    index: int
-    content_block: AnswerBlock
-    type: Literal["content_block_start"] = "content_block_start"
+    type: str | UnsetType = UNSET
+    text: str | UnsetType = UNSET
+    thinking: str | UnsetType = UNSET
+    partial_json: str | UnsetType = UNSET
+    stop_reason: StopReason | UnsetType = UNSET
+    stop_sequence: str | UnsetType | None = UNSET
 
 
-class TextDelta(msgspec.Struct, tag_field="type", tag="text_delta"):
-    """More of a text."""
-
-    text: str
-
-
-class ThinkingDelta(msgspec.Struct, tag_field="type", tag="thinking_delta"):
-    """More reasoning."""
-
-    thinking: str
+EVENT_TYPES = (
+    *("message_start", "content_block_start", "content_block_delta", "content_block_stop", "message_delta"),
+    "message_stop",
+)
 
 
-class InputDelta(msgspec.Struct, tag_field="type", tag="input_json_delta"):
-    """More of the arguments of a call, as JSON text."""
+class MessageEvent(msgspec.Struct, kw_only=True):
+    """An event, with the fields of its type. message: the empty answer, at the start. index: of the block that an event
+    is about. usage: counts the whole answer. warnings: those not known at the start."""
 
-    partial_json: str
-
-
-BlockDelta = TextDelta | ThinkingDelta | InputDelta
-
-
-class BlockMore(msgspec.Struct):
-    """More of the current block."""
-
-    index: int
-    delta: BlockDelta
-    type: Literal["content_block_delta"] = "content_block_delta"
-
-
-class BlockStop(msgspec.Struct):
-    """The block is complete."""
-
-    index: int
-    type: Literal["content_block_stop"] = "content_block_stop"
-
-
-class Ending(msgspec.Struct, kw_only=True):
-    """Why the answer ended."""
-
-    stop_reason: StopReason
-    stop_sequence: str | None
-
-
-class MessageDelta(msgspec.Struct, kw_only=True):
-    """The last block is complete; usage counts the whole answer. warnings: those not known at the start."""
-
-    type: Literal["message_delta"] = "message_delta"
-    delta: Ending
-    usage: MessageUsage
+    type: Annotated[str, shown(enum=list(EVENT_TYPES))]
+    message: AssistantTurn | UnsetType = UNSET
+    index: int | UnsetType = UNSET
+    content_block: AnswerBlock | UnsetType = UNSET
+    delta: Delta | UnsetType = UNSET
+    usage: MessageUsage | UnsetType = UNSET
     metrics: Metrics | UnsetType = UNSET
     warnings: list[RequestWarning] | UnsetType = UNSET
-
-
-class MessageStop(msgspec.Struct):
-    """The stream ends."""
-
-    type: Literal["message_stop"] = "message_stop"
 
 
 class MessagesErrorDetail(msgspec.Struct):
@@ -255,6 +213,3 @@ class MessagesError(msgspec.Struct):
 
     error: MessagesErrorDetail
     type: Literal["error"] = "error"
-
-
-EVENTS = (MessageStart, BlockStart, BlockMore, BlockStop, MessageDelta, MessageStop, MessagesError)

@@ -229,7 +229,7 @@ class Route(web.AbstractRouteDef):
             raise NotJson(http.content_type)
         body = await received(http, http.app[MODELS].server.body_timeout)
         request = decoded(body, self.body)
-        serve(body_bytes=len(body), unknown=unknown_fields(body, self.body))
+        serve(unknown=unknown_fields(body, self.body))
         return await self.handler(http, request)
 
     @property

@@ -11,38 +11,74 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from foresay.server.api.common import statistics
 from foresay.server.api.common.answer import Answer, Item, Items
-from foresay.server.api.responses import events, schemas
-from foresay.server.api.responses.events import ItemDelta, ResponseEvent
+from foresay.server.api.common.route import NAMED_EVENTS
+from foresay.server.api.responses import schemas
 from foresay.server.api.responses.items import Toolbox, new_id, spoken_input
 from foresay.server.models.service import AnswerOrigin
+from foresay.server.schemas.bounds import shown
 from foresay.server.schemas.chat import ChatTokenLogprob, Provenance
 from foresay.server.schemas.errors import ApiError
-from foresay.server.schemas.shared import ErrorBody
+from foresay.server.schemas.shared import ErrorBody, ErrorDetail
 from foresay.server.text.choice import Choice, Piece
 from foresay.server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart
 
+_DONE = b"data: [DONE]\n\n"
+#: Server-sent events: every stream ends with ``[DONE]``, even after an error.
+FRAMING = msgspec.structs.replace(NAMED_EVENTS, done=_DONE, broken=_DONE)
 
-class ItemEvents(NamedTuple):
-    """The events for more of an item's text, and for all of it."""
-
-    delta: Callable[..., ResponseEvent]
-    done: Callable[..., ResponseEvent]
-
-
-KINDS: dict[type[schemas.OutputItem], ItemEvents] = {
-    schemas.OutputMessage: ItemEvents(events.OutputTextDelta, events.OutputTextDone),
-    schemas.ReasoningItem: ItemEvents(events.ReasoningTextDelta, events.ReasoningTextDone),
-    schemas.FunctionCall: ItemEvents(events.ArgumentsDelta, events.ArgumentsDone),
-    schemas.CustomToolCall: ItemEvents(events.CustomInputDelta, events.CustomInputDone),
+#: Events for more of an item's text, and for all of it: their names, and the field of the whole.
+KINDS: dict[type[schemas.OutputItem], tuple[str, str]] = {
+    schemas.OutputMessage: ("output_text", "text"),
+    schemas.ReasoningItem: ("reasoning_text", "text"),
+    schemas.FunctionCall: ("function_call_arguments", "arguments"),
+    schemas.CustomToolCall: ("custom_tool_call_input", "input"),
 }
+#: The types of all events.
+TYPES = (
+    *(f"response.{name}" for name in ("created", "in_progress", "completed", "incomplete", "failed")),
+    *(f"response.{part}.{change}" for part in ("output_item", "content_part") for change in ("added", "done")),
+    *(f"response.{name}.{change}" for name, _ in KINDS.values() for change in ("delta", "done")),
+    "error",
+)
+
+
+class ResponseEvent(msgspec.Struct, kw_only=True):
+    """An event, the same over server-sent events and a WebSocket, with the fields of its type (docs/protocol.md).
+
+    sequence_number: grows within the response. stream_id: of the ``response.create`` that requested it. response: the
+    current one, of events about it as a whole. item_id, output_index, content_index: what an item's event is about.
+    delta: more of it; provenance: of the tokens since the last delta, if requested. text, arguments, input: all of it.
+    code, message, param, error: of the last event of a stream whose model could not be loaded.
+    """
+
+    type: Annotated[str, shown(enum=list(TYPES))]
+    sequence_number: int = 0
+    stream_id: str | UnsetType = UNSET
+    response: schemas.Response | UnsetType = UNSET
+    item_id: str | UnsetType = UNSET
+    output_index: int | UnsetType = UNSET
+    content_index: int | UnsetType = UNSET
+    item: schemas.OutputItem | UnsetType = UNSET
+    part: schemas.OutputText | schemas.ReasoningText | UnsetType = UNSET
+    delta: str | UnsetType = UNSET
+    text: str | UnsetType = UNSET
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+    input: str | UnsetType = UNSET
+    logprobs: list[ChatTokenLogprob] | UnsetType = UNSET
+    provenance: Provenance | UnsetType = UNSET
+    code: str | UnsetType = UNSET
+    message: str | UnsetType = UNSET
+    param: str | UnsetType | None = UNSET
+    error: ErrorDetail | UnsetType = UNSET
 
 
 class ResponseItems(Items[ResponseEvent]):
@@ -60,9 +96,11 @@ class ResponseItems(Items[ResponseEvent]):
     def opens(self, item: Item) -> list[ResponseEvent]:
         """Events for a new item and its only content part; copied, since they may be sent later."""
         item.made, self._logprobs_so_far = _begun(item.first, self._toolbox), []
-        added = events.OutputItemAdded(output_index=item.index, item=msgspec.structs.replace(item.made))
-        part = self._content(item)
-        return [added] if part is None else [added, events.ContentPartAdded(**_inside(item), part=part)]
+        made, part = msgspec.structs.replace(item.made), self._content(item)
+        added = ResponseEvent(type="response.output_item.added", output_index=item.index, item=made)
+        if part is None:
+            return [added]
+        return [added, ResponseEvent(type="response.content_part.added", **_inside(item), part=part)]
 
     def grows(self, item: Item, more: str) -> list[ResponseEvent]:
         """Events for a growing item; none for a custom tool, whose input is known only when its arguments are
@@ -70,8 +108,7 @@ class ResponseItems(Items[ResponseEvent]):
         taken, self.logprobs = self.logprobs, []
         if isinstance(item.made, schemas.OutputMessage):  # those of reasoning and calls are dropped
             self._logprobs_so_far += taken
-            return [_delta(item, more, logprobs=taken)] if more else []
-        return [_delta(item, more)] if more and not isinstance(item.made, schemas.CustomToolCall) else []
+        return [_delta(item, more, taken)] if more and not isinstance(item.made, schemas.CustomToolCall) else []
 
     def closes(self, item: Item) -> list[ResponseEvent]:
         """Events for a complete item; it gets the logprobs of tokens without text."""
@@ -79,7 +116,8 @@ class ResponseItems(Items[ResponseEvent]):
         self.logprobs = []
         item.made.status = self.status
         self._output.append(item.made)
-        return [*self._done(item), events.OutputItemDone(output_index=item.index, item=item.made)]
+        done = ResponseEvent(type="response.output_item.done", output_index=item.index, item=item.made)
+        return [*self._done(item), done]
 
     def _content(self, item: Item) -> schemas.OutputText | schemas.ReasoningText | None:
         """The item's only content part so far; None for a call."""
@@ -90,32 +128,34 @@ class ResponseItems(Items[ResponseEvent]):
                 return schemas.ReasoningText(text=item.text)
         return None
 
-    def _done(self, item: Item) -> Sequence[ResponseEvent]:
+    def _done(self, item: Item) -> list[ResponseEvent]:
         """Events for the complete text."""
-        inside, done, made, part = _inside(item), KINDS[type(item.made)].done, item.made, self._content(item)
+        inside, made, part = _inside(item), item.made, self._content(item)
+        name, whole = KINDS[type(made)]
+        done = ResponseEvent(type=f"response.{name}.done", **inside)
+        setattr(done, whole, item.text)
         if part is not None:
             made.content = [part]
-            more = {"logprobs": part.logprobs} if isinstance(part, schemas.OutputText) else {}
-            return done(**inside, text=item.text, **more), events.ContentPartDone(**inside, part=part)
+            done.logprobs = part.logprobs if isinstance(part, schemas.OutputText) else UNSET
+            return [done, ResponseEvent(type="response.content_part.done", **inside, part=part)]
         if isinstance(made, schemas.FunctionCall):
-            made.arguments = item.text
-            return (done(**inside, name=made.name, arguments=item.text),)
-        made.input = spoken_input(item.text)
-        return _delta(item, made.input), done(**inside, input=made.input)
+            done.name, made.arguments = made.name, item.text
+            return [done]
+        done.input = made.input = spoken_input(item.text)
+        return [_delta(item, made.input), done]
 
 
 def _inside(item: Item) -> dict[str, Any]:
     """The fields that locate an event about an item's text."""
     location = {"item_id": item.made.id, "output_index": item.index}
-    return (
-        location | {"content_index": 0}
-        if isinstance(item.made, schemas.OutputMessage | schemas.ReasoningItem)
-        else location
-    )
+    has_parts = isinstance(item.made, schemas.OutputMessage | schemas.ReasoningItem)
+    return location | ({"content_index": 0} if has_parts else {})
 
 
-def _delta(item: Item, text: str, **more: Any) -> ResponseEvent:
-    return KINDS[type(item.made)].delta(**_inside(item), delta=text, **more)
+def _delta(item: Item, text: str, logprobs: Sequence[ChatTokenLogprob] = ()) -> ResponseEvent:
+    event = ResponseEvent(type=f"response.{KINDS[type(item.made)][0]}.delta", **_inside(item), delta=text)
+    event.logprobs = list(logprobs) if isinstance(item.made, schemas.OutputMessage) else UNSET
+    return event
 
 
 def _begun(first: Part, toolbox: Toolbox) -> schemas.OutputItem:
@@ -159,7 +199,7 @@ class ResponseAnswer(Answer):
     computes the KV of the conversation, without output.
     """
 
-    framing = events.FRAMING
+    framing = FRAMING
 
     def __init__(
         self,
@@ -198,9 +238,8 @@ class ResponseAnswer(Answer):
     # -- Answer --------------------------------------------------------------------------------------------------
 
     def opening(self, index: int) -> list[msgspec.Struct]:
-        return self._numbered(
-            [events.ResponseCreated(response=self._snapshot()), events.ResponseInProgress(response=self._snapshot())]
-        )
+        now = msgspec.structs.replace(self.response, output=list(self.response.output))  # events may be sent later
+        return self._events("created", now) + self._events("in_progress", now)
 
     def chunks(self, index: int, piece: Piece) -> list[msgspec.Struct]:
         if not self._generates:
@@ -223,11 +262,12 @@ class ResponseAnswer(Answer):
             emitted.append(_delta(self._items.open, ""))  # to report tokens without text
             self._attach_provenance(emitted)
         emitted += self._close("completed" if complete else "incomplete")
+        status: schemas.Status = "completed" if complete else "incomplete"
         if complete:
             self.response.completed_at = int(time.time())
-            return self._numbered([*emitted, events.ResponseCompleted(response=self._ended("completed"))])
-        self.response.incomplete_details = schemas.IncompleteDetails("max_output_tokens")
-        return self._numbered([*emitted, events.ResponseIncomplete(response=self._ended("incomplete"))])
+        else:
+            self.response.incomplete_details = schemas.IncompleteDetails("max_output_tokens")
+        return self._numbered(emitted) + self._events(status, self._ended(status))
 
     def _prepared(self) -> list[msgspec.Struct]:
         """The last event of a response without output."""
@@ -235,16 +275,16 @@ class ResponseAnswer(Answer):
         response = self._ended("completed")
         assert response.usage is not None
         response.usage.output_tokens, response.usage.total_tokens = 0, response.usage.input_tokens
-        return self._numbered([events.ResponseCompleted(response=response)])
+        return self._events("completed", response)
 
     def broken(self, error: ErrorBody) -> msgspec.Struct:
         """The last event of a response that failed or was cancelled; its last item stays incomplete."""
         self._close("incomplete")
         if error.error.code == CANCELLED:
-            return self._numbered([events.ResponseIncomplete(response=self._ended("cancelled"))])[0]
+            return self._events("incomplete", self._ended("cancelled"))[0]
         code = FAILURES.get(error.error.type, "server_error")
         self.response.error = schemas.ResponseError(code, error.error.message)
-        return self._numbered([events.ResponseFailed(response=self._ended("failed"))])[0]
+        return self._events("failed", self._ended("failed"))[0]
 
     def whole(self, pieces: Sequence[Piece]) -> msgspec.Struct:
         raise AssertionError("a response is the sum of its events")
@@ -258,7 +298,7 @@ class ResponseAnswer(Answer):
 
     def _attach_provenance(self, emitted: Sequence[ResponseEvent]) -> None:
         """Attach the pending provenance to the first event that adds to an item."""
-        growing = next((event for event in emitted if isinstance(event, ItemDelta)), None)
+        growing = next((event for event in emitted if event.delta is not UNSET), None)
         if growing is not None and (self._pending_provenance.steps or self._pending_provenance.tokens):
             growing.provenance, self._pending_provenance = self._pending_provenance, Provenance([], [])
 
@@ -288,9 +328,9 @@ class ResponseAnswer(Answer):
             response.provenance = self._provenance_so_far
         return response
 
-    def _snapshot(self) -> schemas.Response:
-        """A copy of the response now, for an event that may be sent later."""
-        return msgspec.structs.replace(self.response, output=list(self.response.output))
+    def _events(self, name: str, response: schemas.Response) -> list[msgspec.Struct]:
+        """The event about the response as a whole, in a list."""
+        return self._numbered([ResponseEvent(type=f"response.{name}", response=response)])
 
     def _numbered(self, emitted: Sequence[ResponseEvent]) -> list[msgspec.Struct]:
         """The events with their numbers."""

@@ -27,8 +27,7 @@ from foresay.server.api.common.route import BODY_ERRORS, Route, Stream, json_res
 from foresay.server.api.common.streaming import leasing, stream
 from foresay.server.api.common.turns import chat_prompt
 from foresay.server.api.responses import schemas
-from foresay.server.api.responses.answer import CANCELLED
-from foresay.server.api.responses.events import FRAMING, ResponseEvent, StreamError
+from foresay.server.api.responses.answer import CANCELLED, FRAMING, ResponseEvent
 from foresay.server.api.responses.items import ADDITIONAL, Toolbox, compaction_of, given_items, unfolded
 from foresay.server.api.responses.request import NAMES, chat_request
 from foresay.server.api.responses.socket import Socket
@@ -133,9 +132,10 @@ LIST_QUERY = (
 )
 
 
-def _broken(status: int, body: ErrorBody) -> StreamError:
+def _broken(status: int, body: ErrorBody) -> ResponseEvent:
     error = body.error
-    return StreamError(code=error.code or error.type, message=error.message, param=error.param, error=error)
+    code = error.code or error.type
+    return ResponseEvent(type="error", code=code, message=error.message, param=error.param, error=error)
 
 
 @leasing(FRAMING, _broken)
@@ -180,10 +180,9 @@ async def delete(http: web.Request) -> web.Response:
 
 async def cancel(http: web.Request) -> web.Response:
     """Cancel a running response; it keeps its output so far."""
-    responses, record = http.app[MODELS].server.of(Responses), _found(http)
-    running = responses.running.get((record.tenant, record.response.id))
-    if running is not None:
-        running.cancel()
+    record = _found(http)
+    if record.cancel is not None:
+        record.cancel()
         try:
             async with asyncio.timeout(CANCEL_SECONDS):
                 await record.over.wait()

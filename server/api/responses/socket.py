@@ -16,109 +16,70 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 from weakref import WeakValueDictionary
 
 import msgspec
 from aiohttp import WSCloseCode, WSMsgType, web
+from msgspec import UNSET, UnsetType
 
 from foresay.server.api.common.route import error_body
 from foresay.server.api.common.validation import named
 from foresay.server.api.responses.answer import Cancelled
-from foresay.server.api.responses.events import CancelResponse, ClientEvent, Create, Envelope, SocketError
+from foresay.server.api.responses.schemas import ResponseRequest
 from foresay.server.api.responses.store import Responses
 from foresay.server.api.responses.turn import ResponseTurn, prepared
-from foresay.server.gateway.keys import CONTEXT, serve
+from foresay.server.gateway.keys import CONTEXT
 from foresay.server.models.models import Models
 from foresay.server.models.service import Service
 from foresay.server.schemas.bounds import weigh
 from foresay.server.schemas.errors import ApiError, Busy, TooManyWaiting
+from foresay.server.schemas.shared import ErrorDetail
 from foresay.spec.errors import InvalidRequest
 
-# -- lanes -------------------------------------------------------------------------------------------------------------
-# In which a client's messages wait: responses of one run one after the other, those of different ones in parallel.
+# -- messages ----------------------------------------------------------------------------------------------------------
 
 
-class LaneRequest:
-    """A client's request. lane: a lock held by the lane's running request. begun: it holds the lock; turn: the response
-    that it runs, once prepared."""
+class SocketError(msgspec.Struct, kw_only=True, tag_field="type", tag="error"):
+    """A message that could not be served. The socket stays open."""
 
-    def __init__(self, create: Create, size: int, lane: asyncio.Lock) -> None:
-        self.create, self.size, self.lane = create, size, lane
-        self.begun = self.cancelled = False
-        self.turn: ResponseTurn | None = None
-        self.task: asyncio.Task[None] | None = None
-
-    def run(self, turn: ResponseTurn) -> ResponseTurn:
-        """Set the turn that it runs."""
-        self.turn = turn
-        if self.cancelled:
-            turn.cancel()
-        return turn
-
-    def cancel(self) -> None:
-        """End its turn, now or once prepared."""
-        self.cancelled = True
-        if self.turn is not None:
-            self.turn.cancel()
+    status: int
+    error: ErrorDetail
+    stream_id: str | UnsetType = UNSET
 
 
-class Lanes:
-    """All running or waiting messages of a socket, each with a task. answer: serves one. idle: called when all are
-    done."""
+class Create(ResponseRequest, kw_only=True, tag_field="type", tag="response.create"):
+    """Make a response: the fields of ``POST /v1/responses``.
 
-    def __init__(self, answer: Callable[[LaneRequest], Awaitable[None]], idle: Callable[[], None]) -> None:
-        self._answer, self._idle = answer, idle
-        self._messages: list[LaneRequest] = []
-        self._lanes: WeakValueDictionary[str | None, asyncio.Lock] = WeakValueDictionary()
+    generate: false only computes the KV of the conversation, without output. stream_id: the lane; responses of one lane
+    run one after the other, those of different lanes in parallel.
+    """
 
-    def __iter__(self) -> Iterator[LaneRequest]:
-        return iter(list(self._messages))
+    stream_id: str | None = None
+    generate: bool | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
 
-    @property
-    def busy(self) -> bool:
-        """Whether anything runs or waits."""
-        return bool(self._messages)
 
-    @property
-    def waiting(self) -> int:
-        """Number of messages that wait for their lane."""
-        return sum(not message.begun for message in self._messages)
+class PromptCacheOptions(msgspec.Struct, kw_only=True):
+    """prewarm: the same as ``generate: false``."""
 
-    def add(self, create: Create, size: int) -> None:
-        """Queue a message of ``size`` bytes in its lane."""
-        message = LaneRequest(create, size, self._lanes.setdefault(create.stream_id, asyncio.Lock()))
-        self._messages.append(message)
-        message.task = asyncio.create_task(self._run(message))
+    prewarm: bool | None = None
 
-    def drop(self, message: LaneRequest) -> None:
-        """Drop a waiting message."""
-        self._leave(message)
-        if message.task is not None:
-            message.task.cancel()
 
-    async def end(self) -> None:
-        """Stop everything and wait until it has stopped."""
-        messages = list(self)
-        for message in messages:
-            self.drop(message)
-        await asyncio.gather(*(message.task for message in messages if message.task), return_exceptions=True)
+class CancelResponse(msgspec.Struct, kw_only=True, tag_field="type", tag="response.cancel"):
+    """End a response early (our addition, spelled as in OpenAI's Realtime API): by its id, or all of a lane, or all."""
 
-    def _leave(self, message: LaneRequest) -> None:
-        if message in self._messages:
-            self._messages.remove(message)
+    response_id: str | None = None
+    stream_id: str | None = None
 
-    async def _run(self, message: LaneRequest) -> None:
-        try:
-            async with message.lane:  # granted in order of arrival
-                message.begun = True
-                await self._answer(message)
-        finally:
-            self._leave(message)
-        if not self._messages:
-            self._idle()
 
+class Envelope(msgspec.Struct, kw_only=True):
+    """What can be read of an otherwise invalid message."""
+
+    stream_id: Any = None
+
+
+ClientEvent = Create | CancelResponse
 
 #: The sub-protocol, for browsers that must name one.
 PROTOCOL = "foresay.v1.json"
@@ -153,6 +114,25 @@ def lane_of(message: str) -> str | None:
 
 # -- the socket --------------------------------------------------------------------------------------------------------
 
+
+class LaneRequest:
+    """A client's request for a response. Those of one lane run one after the other, those of different ones in
+    parallel. lane: a lock held by the lane's running request. begun: it holds the lock; turn: the response that it
+    runs, once prepared."""
+
+    def __init__(self, create: Create, lane: asyncio.Lock) -> None:
+        self.create, self.lane = create, lane
+        self.begun = self.cancelled = False
+        self.turn: ResponseTurn | None = None
+        self.task: asyncio.Task[None] | None = None
+
+    def cancel(self) -> None:
+        """End its turn, now or once prepared."""
+        self.cancelled = True
+        if self.turn is not None:
+            self.turn.cancel()
+
+
 #: How long a response's first event waits for the engine: refusals until then are errors, not failed responses.
 FIRST_EVENT_SECONDS = 0.25
 log = logging.getLogger("foresay.server")
@@ -185,7 +165,8 @@ class Socket:
         self._models, self._http = models, http
         self._state, self._limits = models.server.of(Responses), models.server.of(Responses).socket_limits
         self._id, self._tenant = uuid.uuid4().hex, CONTEXT.get().caller.tenant
-        self._lanes = Lanes(self._answer, self._idle)
+        self._requests: list[LaneRequest] = []  # that run or wait
+        self._lanes: WeakValueDictionary[str | None, asyncio.Lock] = WeakValueDictionary()
         self._writes = asyncio.Lock()
         self._closing: asyncio.Future[Closing] = asyncio.get_running_loop().create_future()
         self._draining = False
@@ -224,7 +205,10 @@ class Socket:
         left."""
         closing = self._closing.result() if self._closing.done() else Closing(WSCloseCode.INTERNAL_ERROR, "")
         await _stopped(*tasks)
-        await self._lanes.end()
+        requests = list(self._requests)
+        for request in requests:
+            self._drop(request)
+        await asyncio.gather(*(request.task for request in requests if request.task), return_exceptions=True)
         self._state.store.forget(self._tenant, self._id)
         transport = self._http.transport
         try:
@@ -247,7 +231,7 @@ class Socket:
 
     def _idle(self) -> None:
         self._used = time.monotonic()
-        if self._draining and not self._lanes.busy:
+        if self._draining and not self._requests:
             self.close(RESTART)
 
     # -- tasks ---------------------------------------------------------------------------------------------------
@@ -268,7 +252,7 @@ class Socket:
 
     async def _keep_house(self) -> None:
         """Close the connection once it has been idle for long."""
-        while self._lanes.busy or time.monotonic() - self._used < self._limits.idle:
+        while self._requests or time.monotonic() - self._used < self._limits.idle:
             await asyncio.sleep(max(self._used + self._limits.idle - time.monotonic(), self._limits.idle / 100))
         self.close(DONE)
 
@@ -284,21 +268,44 @@ class Socket:
         try:
             match decoded(data):
                 case Create() as create:
-                    self._create(create, len(data))
+                    self._create(create)
                 case CancelResponse() as cancel:
                     await self._cancel(cancel)
         except (ApiError, InvalidRequest) as error:
             await self._refuse(error, lane_of(data))
 
-    def _create(self, create: Create, size: int) -> None:
+    def _create(self, create: Create) -> None:
+        """Queue a request in its lane."""
         CONTEXT.get().caller.rate_limiter.enter()
-        if self._lanes.waiting >= self._limits.waiting:
-            raise TooManyWaiting(f"{self._lanes.waiting} messages of this connection are already waiting")
-        self._lanes.add(create, size)
+        waiting = sum(not request.begun for request in self._requests)
+        if waiting >= self._limits.waiting:
+            raise TooManyWaiting(f"{waiting} messages of this connection are already waiting")
+        request = LaneRequest(create, self._lanes.setdefault(create.stream_id, asyncio.Lock()))
+        self._requests.append(request)
+        request.task = asyncio.create_task(self._run(request))
+
+    def _drop(self, request: LaneRequest) -> None:
+        self._leave(request)
+        if request.task is not None:
+            request.task.cancel()
+
+    def _leave(self, request: LaneRequest) -> None:
+        if request in self._requests:
+            self._requests.remove(request)
+
+    async def _run(self, request: LaneRequest) -> None:
+        try:
+            async with request.lane:  # granted in order of arrival
+                request.begun = True
+                await self._answer(request)
+        finally:
+            self._leave(request)
+        if not self._requests:
+            self._idle()
 
     async def _cancel(self, cancel: CancelResponse) -> None:
         """End the response meant, if it runs; otherwise do nothing, since it may have just ended by itself."""
-        for message in self._lanes:
+        for message in list(self._requests):
             if cancel.response_id is not None:
                 if message.turn is not None and message.turn.record.response.id == cancel.response_id:
                     message.turn.cancel()
@@ -306,13 +313,12 @@ class Socket:
                 if message.begun:
                     message.cancel()
                 else:
-                    self._lanes.drop(message)
+                    self._drop(message)
                     await self._refuse(Cancelled(), message.create.stream_id)
 
     async def _answer(self, message: LaneRequest) -> None:
         """Make the response that a message requests."""
         create = message.create
-        serve(body_bytes=message.size)
         try:
             async with self._models.lease(create.model) as service:
                 await self._answered(service, message, create)
@@ -323,7 +329,9 @@ class Socket:
     async def _answered(self, service: Service, message: LaneRequest, create: Create) -> None:
         warms = create.prompt_cache_options is not None and create.prompt_cache_options.prewarm is True
         generates = create.generate is not False and not warms
-        turn = message.run(await prepared(service, create, self._id, create.stream_id, generates))
+        message.turn = turn = await prepared(service, create, self._id, create.stream_id, generates)
+        if message.cancelled:
+            turn.cancel()
         async with turn.running() as generation:
             try:
                 async for events in turn.batches(generation, FIRST_EVENT_SECONDS):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import NamedTuple
 
 import msgspec
 
@@ -36,19 +35,19 @@ class PreviousResponseNotFound(InvalidRequest):
 class Record(msgspec.Struct, kw_only=True, eq=False):
     """A tenant's response and its conversation.
 
-    size: in bytes, once it is kept. items_bytes: about how large the items are. fingerprint: of what made it.
-    tokens: prompt and output, as the model read and generated them. over: set after its last event. socket_id: the only
-    WebSocket that can find it; "": any.
+    size: in bytes, once it is kept. fingerprint: of what made it. tokens: prompt and output, as the model read and
+    generated them. over: set after its last event; cancel: ends it while it runs. socket_id: the only WebSocket that
+    can find it; "": any.
     """
 
     tenant: str
     size: int = 0
     response: Response
     items: tuple[InputItem, ...]
-    items_bytes: int = 0
     fingerprint: str = ""
     tokens: list[int] = msgspec.field(default_factory=list)
     over: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
+    cancel: Callable[[], None] | None = None
     socket_id: str = ""
 
     @property
@@ -87,8 +86,7 @@ class ResponseStore:
         """Keep a record, and index its items. Beyond the limits, the least recently used are dropped."""
         self.drop(record.tenant, record.id)
         self._owners |= {(record.tenant, item.id): record.id for item in record.response.output}
-        written = len(msgspec.json.encode(record.response))
-        record.size = record.items_bytes + written + TOKEN_BYTES * len(record.tokens)
+        record.size = len(msgspec.json.encode((record.items, record.response))) + TOKEN_BYTES * len(record.tokens)
         self._records[record.tenant, record.id] = record
         self.bytes += record.size
         while len(self._records) > self.limits.count or self.bytes > self.limits.bytes:
@@ -145,22 +143,14 @@ class SocketLimits(msgspec.Struct, frozen=True, kw_only=True):
     closing: float = 2.0
 
 
-class RunningResponse(NamedTuple):
-    """A response in progress. cancel: ends it early."""
-
-    record: Record
-    cancel: Callable[[], None]
-
-
 class Responses:
-    """The state of ``/v1/responses``. running: by tenant and id."""
+    """The state of ``/v1/responses``. running: those in progress, by tenant and id."""
 
     def __init__(self, limits: StoreLimits | None = None, socket_limits: SocketLimits | None = None) -> None:
         self.store = ResponseStore(limits)
         self.socket_limits = socket_limits or SocketLimits()
-        self.running: dict[tuple[str, str], RunningResponse] = {}
+        self.running: dict[tuple[str, str], Record] = {}
 
     def find(self, tenant: str, id: str) -> Record | None:
         """The response of this tenant, kept or running."""
-        running = self.running.get((tenant, id))
-        return running.record if running is not None else self.store.find(tenant, id)
+        return self.running.get((tenant, id)) or self.store.find(tenant, id)

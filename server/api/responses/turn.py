@@ -19,7 +19,7 @@ from foresay.server.api.responses import schemas
 from foresay.server.api.responses.answer import Cancelled, ResponseAnswer
 from foresay.server.api.responses.items import SERVED, Toolbox, given_items
 from foresay.server.api.responses.request import NAMES, chat_request, hints_left_out
-from foresay.server.api.responses.store import PreviousResponseNotFound, Record, Responses, RunningResponse
+from foresay.server.api.responses.store import PreviousResponseNotFound, Record, Responses
 from foresay.server.engine.generation import Generation
 from foresay.server.gateway.keys import CONTEXT
 from foresay.server.models.service import Service
@@ -36,7 +36,7 @@ class ResponseTurn:
     """
 
     def __init__(self, service: Service, answer: ResponseAnswer, record: Record, keeps: bool) -> None:
-        self.answer, self.record, self.tenant = answer, record, record.tenant
+        self.answer, self.record = answer, record
         self._service, self._keeps = service, keeps
         self._generation: Generation | None = None
         self._cancelled = False
@@ -50,8 +50,8 @@ class ResponseTurn:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Generation]:
         """Run it in the engine."""
-        registry, key = self._service.server.of(Responses).running, (self.tenant, self.record.response.id)
-        registry[key] = RunningResponse(self.record, self.cancel)
+        registry, key = self._service.server.of(Responses).running, (self.record.tenant, self.record.id)
+        registry[key], self.record.cancel = self.record, self.cancel
         try:
             if self._cancelled:
                 raise Cancelled
@@ -64,7 +64,7 @@ class ResponseTurn:
                 self.answer.broken(error_body(error)[1])
             raise
         finally:
-            self._generation = None
+            self._generation = self.record.cancel = None
             del registry[key]
             self._keep()
 
@@ -115,10 +115,7 @@ async def prepared(
     service.warned.note(answer.warnings)
     items = (*earlier, *given)[dropped:]
     where, tenant = "" if response.store else socket_id, CONTEXT.get().caller.tenant
-    record = Record(tenant=tenant, response=response, items=items, socket_id=where)
-    record.fingerprint = origin.fingerprint
-    known = 0 if before is None else before.items_bytes + len(msgspec.json.encode(before.response.output))
-    record.items_bytes = known + CONTEXT.get().body_bytes
+    record = Record(tenant=tenant, response=response, items=items, socket_id=where, fingerprint=origin.fingerprint)
     return ResponseTurn(service, answer, record, response.store or socket_id != "")
 
 
