@@ -1,17 +1,15 @@
 """Replacing the engine of a running server: ``POST /admin/reload``.
 
-It stops, and another starts with other engine settings, other weights, or another model (docs/resumption.md). New
-requests wait meanwhile; running ones go on in the next engine, or end in this one first if the next has another model.
+It stops, and another starts with other engine settings or another model (docs/resumption.md). New requests wait
+meanwhile; running ones go on in the next engine, or end in this one first if the next has another model.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -22,10 +20,8 @@ from foresay.server.engine_process.client_base import Resumed
 from foresay.server.models.model import Model
 from foresay.server.models.models import MODELS, Models
 from foresay.server.schemas.errors import ApiError, NotNow
-from foresay.server.settings.config import EngineConfig, ServeConfig
+from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.load import changed
-from foresay.server.settings.resolved import cached_target, target_directory
-from foresay.server.text.tokenizer import tokenizer_file
 from foresay.spec.errors import ForesayError, InvalidRequest
 
 
@@ -49,7 +45,7 @@ class Reloaded(msgspec.Struct, kw_only=True):
 
 
 async def reloaded(http: web.Request, body: ReloadRequest) -> web.StreamResponse:
-    """Replace the engine: with other settings, another draft, other weights, or another model."""
+    """Replace the engine: with other settings, another draft, or another model."""
     models = http.app[MODELS]
     entry, began = models.chosen(body.model), time.monotonic()
     moved, pause = await asyncio.shield(begin(models, entry, body.settings))
@@ -57,12 +53,6 @@ async def reloaded(http: web.Request, body: ReloadRequest) -> web.StreamResponse
 
 
 # -- reloading ------------------------------------------------------------------------------------------------------
-
-
-#: Fields of config.json that do not affect the model's shape.
-_LOOSE = frozenset(
-    {"_name_or_path", "torch_dtype", "dtype", "transformers_version", "quantization_config", "use_cache"}
-)
 
 
 def begin(models: Models, entry: Model, settings: Mapping[str, Any]) -> asyncio.Task[Resumed]:
@@ -91,8 +81,6 @@ async def _changed(models: Models, entry: Model, settings: Mapping[str, Any]) ->
     config = changed(before, settings)
     info = entry.info or (await entry.arrived() if entry.loaded else None)
     same = config.target == before.target
-    if not same:  # also of one that is not loaded: it may be before its turn to be reloaded
-        same = await asyncio.to_thread(_the_same, before, config)
     name = "kv_tokens" if config.max_model_len is None else "max_model_len"  # of the first follows the second
     length, least = getattr(config, name), 0 if info is None else info.max_model_len
     if same and length is not None and length < least:
@@ -100,21 +88,6 @@ async def _changed(models: Models, entry: Model, settings: Mapping[str, Any]) ->
     if not same and config.replicas is not None:
         raise InvalidRequest("target", f": replicas cannot change their model; deploy {config.target} instead")
     return await models.reload(entry, config, same)
-
-
-def _the_same(before: ServeConfig, after: ServeConfig) -> bool:
-    """Whether two targets are the same model, possibly with other weights: equal shape and tokenizer."""
-    wanted, there = target_directory(after), cached_target(before)
-    try:
-        return there is not None and _what_it_is(there) == _what_it_is(wanted)
-    except (OSError, ValueError):  # one is a GGUF file, or is gone
-        return False
-
-
-def _what_it_is(directory: Path) -> tuple[dict[str, Any], bytes]:
-    fields = json.loads((directory / "config.json").read_bytes())
-    shape = {name: value for name, value in fields.items() if name not in _LOOSE}
-    return shape, (tokenizer_file(directory) or directory / "tokenizer.json").read_bytes()
 
 
 def _field(message: str, settings: Mapping[str, Any]) -> str:

@@ -69,7 +69,9 @@ def create_app(models: Models, auth: AuthMiddleware | None = None) -> web.Applic
     app.cleanup_ctx.append(models.life)
     for entry in models:
         reporter = Reporter(entry.service.telemetry, entry.name if models.several else "")
-        app.cleanup_ctx.extend([reporter.life, entry.service.self_check.life])
+        app.cleanup_ctx.append(reporter.life)
+        if entry.service.self_check is not None:
+            app.cleanup_ctx.append(entry.service.self_check.life)
     app[route.ROUTE_MODULES] = ROUTE_MODULES
     app.on_response_prepare.extend([route.begin, _name_request, auth.mark])
     for module in ROUTE_MODULES:

@@ -75,21 +75,10 @@ class RecordedAnswer(msgspec.Struct, frozen=True):
         )
 
 
-class Difference(msgspec.Struct, frozen=True):
-    """Where a text differs from plain decoding. position: of the output token, from 0. written: the token in the text.
-    plain: plain decoding's token there; None if it ends before."""
-
-    position: int
-    written: int
-    plain: int | None
-
-
-def difference(written: Sequence[int], plain: Sequence[int]) -> Difference | None:
-    """The first difference, if any."""
-    for position, (one, other) in enumerate(zip_longest(written, plain)):
-        if one != other:
-            return Difference(position, one, other)
-    return None
+def difference(written: Sequence[int], plain: Sequence[int]) -> int | None:
+    """The position of the first token that differs, if any."""
+    pairs = enumerate(zip_longest(written, plain))
+    return next((position for position, (one, other) in pairs if one != other), None)
 
 
 class Interrupted(Exception):
@@ -155,18 +144,16 @@ class SelfCheck:
                     self._put(RecordedAnswer.of(choice, fingerprint))
 
     def _picks(self, request: Request) -> bool:
-        left_out = request.forced is not None or request.private
-        return not left_out and self._share > 0 and self._chance() < self._share
+        return request.forced is None and not request.private and self._chance() < self._share
 
     # -- checking ------------------------------------------------------------------------------------------------
 
     async def life(self, app: web.Application) -> AsyncIterator[None]:
         """Check while the server runs."""
-        checking = asyncio.create_task(self._run()) if self._share else None
+        checking = asyncio.create_task(self._run())
         yield
-        if checking is not None:
-            checking.cancel()
-            await asyncio.gather(checking, return_exceptions=True)
+        checking.cancel()
+        await asyncio.gather(checking, return_exceptions=True)
 
     async def _run(self) -> None:
         while True:
@@ -189,7 +176,7 @@ class SelfCheck:
         try:
             if answer.fingerprint != self._fingerprint:
                 raise EngineFailed("other weights have been loaded")
-            self._compared(answer, difference(answer.tokens, await plain_tokens(rerun, len(answer.tokens))))
+            self._compare(answer, await plain_tokens(rerun, len(answer.tokens)))
         except (Interrupted, Unavailable):
             self._put(answer)  # last: others may be shorter
             await asyncio.sleep(QUIET_SECONDS)
@@ -201,12 +188,13 @@ class SelfCheck:
         self._rerun = None
         self._counts.self_check_waiting = len(self.backlog)
 
-    def _compared(self, answer: RecordedAnswer, found: Difference | None) -> None:
+    def _compare(self, answer: RecordedAnswer, plain: Sequence[int]) -> None:
+        found = difference(answer.tokens, plain)
         self._counts.self_check_requests += 1
-        self._counts.self_check_tokens += len(answer.tokens) if found is None else found.position + 1
+        self._counts.self_check_tokens += len(answer.tokens) if found is None else found + 1
         if found is not None:
             self._counts.self_check_mismatch += 1
-            log.warning("%s", sentence(answer, found, self._engine.info))
+            log.warning("%s", sentence(answer, found, found == len(plain), self._engine.info))
 
     @property
     def _fingerprint(self) -> str:
@@ -220,12 +208,12 @@ class SelfCheck:
         self._filled.set()
 
 
-def sentence(answer: RecordedAnswer, found: Difference, info: EngineInfo | None) -> str:
-    """The log message about a difference: its position, nothing of the text."""
+def sentence(answer: RecordedAnswer, position: int, ended: bool, info: EngineInfo | None) -> str:
+    """The log message about a difference: its position, nothing of the text. ended: plain decoding's text."""
     request = answer.request
-    plain = "plain decoding ends before that" if found.plain is None else "plain decoding writes another token"
+    plain = "plain decoding ends before that" if ended else "plain decoding writes another token"
     claim = "which claims to be exact" if info is None or info.exact else f"which is not exact: {info.exact_reason}"
     return (
         f"self-check: request {request.id} (X-Request-Id {answer.request_id or '-'}, seed {request.params.seed}) "
-        f"differs at output position {found.position}: {plain}, on this machine, {claim}"
+        f"differs at output position {position}: {plain}, on this machine, {claim}"
     )

@@ -181,11 +181,8 @@ class Model(Resident):
 
     @property
     def largest_body(self) -> int:
-        """Most bytes of a body, known even if the model was never loaded."""
-        service = self.service
-        if service.engine.info is not None or service.config.max_body_bytes is not None:
-            return service.largest_body
-        return largest_body(self.longest or 0)
+        """Most bytes of a body or a WebSocket message, known even if the model was never loaded."""
+        return self.service.config.max_body_bytes or largest_body(self.longest or 0)
 
     @property
     def info(self) -> EngineInfo | None:

@@ -8,7 +8,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from copy import copy
 from typing import TypeVar
 
@@ -21,9 +21,7 @@ from foresay.server.metrics.records import Connections
 from foresay.server.metrics.selfcheck import SelfCheck
 from foresay.server.metrics.telemetry import Telemetry
 from foresay.server.models.residency import Lease
-from foresay.server.schemas.bounds import largest_body
 from foresay.server.schemas.errors import EngineFailed, QueueFull, Unavailable, going_away
-from foresay.server.schemas.shared import MetricsLevel
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.resolved import LATEST, target_directory
 from foresay.server.text.choice import Choice
@@ -113,15 +111,14 @@ class WarningLog:
 
 class AnswerOrigin(msgspec.Struct, frozen=True, kw_only=True):
     """What an answer reports about its origin. id: of the request, without prefix. exact: as in
-    :class:`~foresay.server.schemas.shared.Metrics`. metrics_level: default for requests. waited: seconds for the
-    model. warnings: about the model's name and fields that the API does not have.
+    :class:`~foresay.server.schemas.shared.Metrics`. waited: seconds for the model. warnings: about the model's name
+    and fields that the API does not have.
     """
 
     id: str
     model: str
     fingerprint: str
     exact: bool
-    metrics_level: MetricsLevel = "summary"
     waited: float = 0.0
     warnings: tuple[Warned, ...] = ()
 
@@ -172,8 +169,10 @@ class Service:
         self._running: dict[Generation, int] = {}  # with the number of its choices
         self._idle = asyncio.Event()
         self._idle.set()
-        counts = self.telemetry.self_check
-        self.self_check = SelfCheck(engine, config.self_check, counts, self._idle, lambda: self.refusal() is None)
+        self.self_check: SelfCheck | None = None
+        if config.self_check:
+            counts, taking = self.telemetry.self_check, lambda: self.refusal() is None
+            self.self_check = SelfCheck(engine, config.self_check, counts, self._idle, taking)
 
     def leased(self, lease: Lease) -> Service:
         """A view for the request that holds this lease; a reload meanwhile changes neither its settings nor its
@@ -181,12 +180,6 @@ class Service:
         view = copy(self)
         view.lease = lease
         return view
-
-    @property
-    def largest_body(self) -> int:
-        """Most bytes of a body or a WebSocket message."""
-        info = self.engine.info
-        return self.config.max_body_bytes or largest_body(0 if info is None else info.max_model_len)
 
     @property
     def running(self) -> int:
@@ -249,7 +242,7 @@ class Service:
             meter, over = CONTEXT.get().meter, self.lease.close
             meter.prompt_tokens += sum(len(request.prompt) for request in requests if request.fork_of is None)
             generation = Generation(self.engine, requests, self.most_pending_tokens, meter.wrote, all_stats, over)
-            watching = self.self_check.watching(choices)
+            watching = nullcontext() if self.self_check is None else self.self_check.watching(choices)
             with self._present(generation, count), watching, deadline(generation, self.config.request_timeout):
                 async with generation:
                     yield generation

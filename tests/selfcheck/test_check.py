@@ -87,18 +87,6 @@ async def test_the_configured_share_is_picked() -> None:
 
 
 @clock.jumping
-async def test_without_a_share_nothing_is_kept_and_nothing_runs() -> None:
-    engine = ScriptedEngine(TOKENS)
-    async with checking(engine, 0.0) as checker:
-        before = asyncio.all_tasks()
-        await checker.ask(*(request(f"r{number}") for number in range(20)))
-        assert len(asyncio.all_tasks()) == len(before)
-        await asyncio.sleep(0.1)
-    assert (len(checker.check.backlog), checker.counts) == (0, SelfCheckCounts())
-    assert checks(engine) == []
-
-
-@clock.jumping
 async def test_it_waits_until_nobody_needs_the_engine() -> None:
     engine = ScriptedEngine(TOKENS, run=9, pause=0.02)
     async with checking(engine) as checker:

@@ -166,7 +166,7 @@ class Answer(ABC):
         return self.body.stream_options is not None and bool(self.body.stream_options.include_usage)
 
     def _metrics(self) -> Metrics | UnsetType:
-        level = self.body.spec_decode_metrics or self.origin.metrics_level
+        level = self.body.spec_decode_metrics or "summary"
         return statistics.metrics(self.choices, level, self.origin.exact) or UNSET
 
     def _warnings(self) -> list[RequestWarning] | UnsetType:

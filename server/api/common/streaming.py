@@ -7,9 +7,9 @@ A client that waits for a stream is kept alive: after a second the stream starts
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import partial, wraps
+from functools import wraps
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, ParamSpec, TypeVar
@@ -18,11 +18,10 @@ import msgspec
 from aiohttp import web
 
 from foresay.server.api.common.answer import Answer
-from foresay.server.api.common.route import EventStream, Framing, Handler, error_body, error_shape
+from foresay.server.api.common.route import LINES, EventStream, Framing, Handler, error_body, error_shape
 from foresay.server.engine.generation import Generation
 from foresay.server.models.models import MODELS
 from foresay.server.models.residency import Keep
-from foresay.server.models.service import Service
 from foresay.server.schemas.errors import ApiError
 from foresay.server.schemas.shared import ErrorBody
 from foresay.server.text.choice import Piece, merged
@@ -137,43 +136,6 @@ def _piece(answer: Answer, generation: Generation, index: int, delta: Delta) -> 
     return piece
 
 
-#: Answers a request, given its model's service.
-Answering = Callable[[Service], Awaitable[web.StreamResponse]]
-
-
-async def leased(
-    http: web.Request,
-    name: str | None,
-    answer: Answering,
-    framing: Framing | None = None,
-    broken: Broken | None = None,
-    keep: Keep = "usual",
-) -> web.StreamResponse:
-    """Call ``answer`` with the model called ``name``, leased.
-
-    framing: of the stream, if one was requested. broken: makes the stream's error before there is an answer; by default
-    the API's error body. keep: see :meth:`foresay.server.models.models.Models.lease`.
-    """
-    models = http.app[MODELS]
-    if framing is None:
-        async with models.lease(name, keep=keep) as service:
-            return await answer(service)
-    events = EventStream.of(http, framing)
-    ping = models.find(name).service.ping_seconds
-    shape = error_shape(http)
-    make = broken or (shape.make if shape else lambda status, body: body)
-    waiting = asyncio.create_task(_ping(events, framing.ping, ping))
-    try:
-        async with models.lease(name, keep) as service:
-            waiting.cancel()
-            return await answer(service)
-    except Exception as error:
-        waiting.cancel()
-        return await _reported(error, events, make)
-    finally:
-        waiting.cancel()
-
-
 async def _ping(events: EventStream, ping: bytes, seconds: float) -> None:
     """Show the client of a waiting request that the server lives, the first time after a second."""
     await asyncio.sleep(min(seconds, HEADERS_AFTER_SECONDS))
@@ -183,15 +145,35 @@ async def _ping(events: EventStream, ping: bytes, seconds: float) -> None:
             await asyncio.sleep(seconds)
 
 
-def leasing(framing: Framing, broken: Broken | None = None) -> Callable[[Handler], Handler]:
+def leasing(
+    framing: Framing, broken: Broken | None = None, keep: Callable[[Any], Keep] = lambda body: "usual"
+) -> Callable[[Handler], Handler]:
     """Make a route's handler of a function that answers a request, given its model's leased service and its body.
-    framing, broken: as of :func:`leased`."""
+
+    framing: of the stream, if one is requested; one of lines is the default. broken: makes the stream's error before
+    there is an answer; by default the API's error body. keep: see :meth:`foresay.server.models.models.Models.lease`.
+    """
 
     def handling(answer: Handler) -> Handler:
         @wraps(answer)
         async def handler(http: web.Request, body: Any) -> web.StreamResponse:
-            answering = partial(answer, http, body=body)
-            return await leased(http, body.model, answering, framing if body.stream else None, broken)
+            models = http.app[MODELS]
+            if not (body.stream is not False if framing is LINES else body.stream):
+                async with models.lease(body.model, keep(body)) as service:
+                    return await answer(http, service, body)
+            events, shape = EventStream.of(http, framing), error_shape(http)
+            ping = models.find(body.model).service.ping_seconds
+            waiting = asyncio.create_task(_ping(events, framing.ping, ping))
+            try:
+                async with models.lease(body.model, keep(body)) as service:
+                    waiting.cancel()
+                    return await answer(http, service, body)
+            except Exception as error:
+                waiting.cancel()
+                make = broken or (shape.make if shape else lambda status, body: body)
+                return await _reported(error, events, make)
+            finally:
+                waiting.cancel()
 
         return handler
 

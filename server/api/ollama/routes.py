@@ -18,7 +18,7 @@ from aiohttp import web
 import foresay
 from foresay.server.api.common import validation
 from foresay.server.api.common.route import LINES, ErrorShape, EventStream, Route, Stream, json_response
-from foresay.server.api.common.streaming import Answering, leased
+from foresay.server.api.common.streaming import leasing
 from foresay.server.api.common.turns import answered, chat_choices, completion_choices
 from foresay.server.api.ollama import chats as ollama
 from foresay.server.api.ollama import schemas
@@ -91,14 +91,14 @@ NEVER = "9999-12-31T23:59:59Z"
 
 async def chat(http: web.Request, body: schemas.OllamaChatRequest) -> web.StreamResponse:
     """Answer a conversation."""
-    if not body.messages:
-        done = schemas.OllamaChatLine(
-            model=body.model, created_at=moment(), done=True, message=schemas.OllamaAnswerMessage()
-        )
-        return await _load_only(http, body, done)
-    return await _leased(http, body, lambda service: _chat(http, service, body))
+    if body.messages:
+        return await _chat(http, body)
+    message = schemas.OllamaAnswerMessage()
+    done = schemas.OllamaChatLine(model=body.model, created_at=moment(), done=True, message=message)
+    return await _load_only(http, body, done)
 
 
+@leasing(LINES, keep=ollama.keep_alive)
 async def _chat(http: web.Request, service: Service, body: schemas.OllamaChatRequest) -> web.StreamResponse:
     text, _ = service.opened()
     ollama.refuse_unsupported(body)
@@ -110,15 +110,14 @@ async def _chat(http: web.Request, service: Service, body: schemas.OllamaChatReq
 
 async def generate(http: web.Request, body: schemas.OllamaGenerateRequest) -> web.StreamResponse:
     """Answer or continue a prompt."""
-    if not body.prompt:
-        done = schemas.OllamaGenerateLine(model=body.model, created_at=moment(), done=True, response="")
-        return await _load_only(http, body, done)
-    return await _leased(http, body, lambda service: _generate(http, service, body, body.prompt or ""))
+    if body.prompt:
+        return await _generate(http, body)
+    done = schemas.OllamaGenerateLine(model=body.model, created_at=moment(), done=True, response="")
+    return await _load_only(http, body, done)
 
 
-async def _generate(
-    http: web.Request, service: Service, body: schemas.OllamaGenerateRequest, prompt: str
-) -> web.StreamResponse:
+@leasing(LINES, keep=ollama.keep_alive)
+async def _generate(http: web.Request, service: Service, body: schemas.OllamaGenerateRequest) -> web.StreamResponse:
     text, _ = service.opened()
     ollama.refuse_unsupported(body)
     with ollama.NAMES_OF_PROMPT as names:
@@ -127,7 +126,7 @@ async def _generate(
             request = chat = ollama.chat_of_prompt(body, text.chat_format)
             choices = await chat_choices(service, chat)
         else:
-            request = raw = await _raw(service, body, prompt)
+            request = raw = await _raw(service, body, body.prompt or "")
             choices = await completion_choices(service, raw, validation.prompts(raw))
         warned = names.warned(choices)
         return await answered(http, service, request, warned, ollama.OllamaGenerate, _origin(service, body))
@@ -138,22 +137,14 @@ async def _load_only(
 ) -> web.StreamResponse:
     """An empty prompt loads the model, or unloads it."""
     models, keep = http.app[MODELS], ollama.keep_alive(body)
+    done.done_reason = "load"
     if keep == 0.0:
         models.forget(models.find(body.model))
         done.done_reason = "unload"
-        return json_response(done)
-
-    async def loaded(service: Service) -> web.StreamResponse:
-        done.done_reason = "load"
-        return json_response(done)
-
-    return await leased(http, body.model, loaded, keep=keep)
-
-
-async def _leased(http: web.Request, body: schemas.OllamaRequest, answer: Answering) -> web.StreamResponse:
-    """Answer with the model that the request names, leased."""
-    framing = None if body.stream is False else LINES
-    return await leased(http, body.model, answer, framing, keep=ollama.keep_alive(body))
+    else:
+        async with models.lease(body.model, keep):
+            pass
+    return json_response(done)
 
 
 async def _raw(service: Service, body: schemas.OllamaGenerateRequest, prompt: str) -> CompletionRequest:

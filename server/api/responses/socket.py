@@ -3,10 +3,10 @@
 ::
 
     client ──messages──> read ──> lanes ──> turns ──events──> client
-                           └── response.cancel ──> turns            housekeeping: the idle limit
+                           └── response.cancel ──> turns
 
-Three tasks, and one for each busy lane; all end with the socket. A turn waits while the client does not read; what the
-engine writes meanwhile is one longer delta then.
+A task reads, and one runs for each request; all end with the socket. A turn waits while the client does not read; what
+the engine writes meanwhile is one longer delta then.
 """
 
 from __future__ import annotations
@@ -121,16 +121,9 @@ class LaneRequest:
     runs, once prepared."""
 
     def __init__(self, create: Create, lane: asyncio.Lock) -> None:
-        self.create, self.lane = create, lane
-        self.begun = self.cancelled = False
+        self.create, self.lane, self.begun = create, lane, False
         self.turn: ResponseTurn | None = None
         self.task: asyncio.Task[None] | None = None
-
-    def cancel(self) -> None:
-        """End its turn, now or once prepared."""
-        self.cancelled = True
-        if self.turn is not None:
-            self.turn.cancel()
 
 
 #: How long a response's first event waits for the engine: refusals until then are errors, not failed responses.
@@ -187,24 +180,27 @@ class Socket:
         )
         await ws.prepare(self._http)
         self._models.server.on_drain.add(self.drain)
-        tasks = [asyncio.create_task(one) for one in (self._read(), self._keep_house())]
+        reading = asyncio.create_task(self._read())
         with self._models.server.connections.connected():
             try:
                 if len(self._models.server.on_drain) > limits.most:
                     await self._refuse(ConnectionLimit(f"{limits.most} WebSockets are open already"), None)
                     self.close(FULL)
-                ends: list[asyncio.Future[Any]] = [*tasks, self._closing]
+                ends: list[asyncio.Future[Any]] = [reading, self._closing]
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 self._models.server.on_drain.discard(self.drain)
-                await self._end(tasks)
+                await self._end(reading)
         return ws
 
-    async def _end(self, tasks: list[asyncio.Task[None]]) -> None:
-        """Stop the tasks, drop the responses that only this socket can find, and close it unless the client has
+    async def _end(self, reading: asyncio.Task[None]) -> None:
+        """Stop what runs, drop the responses that only this socket can find, and close it unless the client has
         left."""
         closing = self._closing.result() if self._closing.done() else Closing(WSCloseCode.INTERNAL_ERROR, "")
-        await _stopped(*tasks)
+        reading.cancel()
+        (failed,) = await asyncio.gather(reading, return_exceptions=True)
+        if isinstance(failed, Exception):
+            log.error("a WebSocket failed", exc_info=failed)
         requests = list(self._requests)
         for request in requests:
             self._drop(request)
@@ -234,12 +230,20 @@ class Socket:
         if self._draining and not self._requests:
             self.close(RESTART)
 
-    # -- tasks ---------------------------------------------------------------------------------------------------
+    # -- messages ------------------------------------------------------------------------------------------------
 
     async def _read(self) -> None:
-        """Receive messages; nothing here waits for their answers, but a refusal waits for a slow reader."""
+        """Receive messages, until nothing has come or run for long; nothing here waits for their answers, but a refusal
+        waits for a slow reader."""
         while True:
-            message = await self._ws.receive()
+            left = self._used + self._limits.idle - time.monotonic()
+            if left <= 0 and not self._requests:
+                return self.close(DONE)
+            try:
+                async with asyncio.timeout(max(left, self._limits.idle / 100)):
+                    message = await self._ws.receive()
+            except TimeoutError:
+                continue
             self._used = time.monotonic()
             if message.type is WSMsgType.TEXT:
                 await self._take(message.data)
@@ -249,14 +253,6 @@ class Socket:
                 return
             else:
                 return  # closed by the client, or by aiohttp after a bad message
-
-    async def _keep_house(self) -> None:
-        """Close the connection once it has been idle for long."""
-        while self._requests or time.monotonic() - self._used < self._limits.idle:
-            await asyncio.sleep(max(self._used + self._limits.idle - time.monotonic(), self._limits.idle / 100))
-        self.close(DONE)
-
-    # -- messages ------------------------------------------------------------------------------------------------
 
     async def _take(self, data: Any) -> None:
         """Handle a client's message."""
@@ -310,8 +306,8 @@ class Socket:
                 if message.turn is not None and message.turn.record.response.id == cancel.response_id:
                     message.turn.cancel()
             elif cancel.stream_id in (None, message.create.stream_id):
-                if message.begun:
-                    message.cancel()
+                if message.turn is not None:
+                    message.turn.cancel()
                 else:
                     self._drop(message)
                     await self._refuse(Cancelled(), message.create.stream_id)
@@ -330,8 +326,6 @@ class Socket:
         warms = create.prompt_cache_options is not None and create.prompt_cache_options.prewarm is True
         generates = create.generate is not False and not warms
         message.turn = turn = await prepared(service, create, self._id, create.stream_id, generates)
-        if message.cancelled:
-            turn.cancel()
         async with turn.running() as generation:
             try:
                 async for events in turn.batches(generation, FIRST_EVENT_SECONDS):
@@ -376,12 +370,3 @@ def _protocols(http: web.Request) -> tuple[str, ...]:
     if offered and PROTOCOL not in offered:
         raise InvalidRequest("Sec-WebSocket-Protocol", f"Offer the sub-protocol {PROTOCOL}, or none")
     return (PROTOCOL,)
-
-
-async def _stopped(*tasks: asyncio.Task[None]) -> None:
-    """Cancel tasks and wait for their end."""
-    for task in tasks:
-        task.cancel()
-    for result in await asyncio.gather(*tasks, return_exceptions=True):
-        if isinstance(result, Exception):
-            log.error("a WebSocket failed", exc_info=result)
