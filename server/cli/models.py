@@ -17,7 +17,7 @@ from rich.console import Console
 
 from foresay.server.catalog import catalog
 from foresay.server.catalog.catalog import KnownDraft, KnownTarget, find_target, last_part, on_disk
-from foresay.server.engine.memory import Demand, plan
+from foresay.server.engine.memory import Demand, plan_cpu
 from foresay.server.engine.parameters import (
     Device,
     choose_dtype,
@@ -72,15 +72,21 @@ def here() -> Device:
     return find_device(EngineConfig())
 
 
-def _fits(device: Device, model: ModelConfig, drafts: Sequence[_Draft], config: EngineConfig) -> bool:
-    """Whether a server with these settings would run in the memory that is free now, with all weights on the device."""
+def _planned(device: Device, model: ModelConfig, drafts: Sequence[_Draft], config: EngineConfig) -> int | None:
+    """Bytes that a server with these settings would take; None if it would refuse, or there is less memory free now."""
     length = config.max_model_len or min(model.max_positions, config.kv_tokens or model.max_positions)
     dtype = choose_dtype(EngineConfig(), model, device).value
+    config = with_kv(config, model, dtype)
     try:
-        found = plan(with_kv(config, model, dtype), length, dtype, model, drafts, device)
+        if device.is_gpu:
+            from foresay.server.engine.gpu_memory import plan_gpu
+
+            found = plan_gpu(config, length, dtype, model, drafts, device)
+            return None if found.away else found.total
+        taken = plan_cpu(config, length, Demand.of(config, dtype, model, drafts), device.total).total
     except CannotRun:
-        return False
-    return not found.away and (device.free is None or found.total <= device.free)
+        return None
+    return taken if device.free is None or taken <= device.free else None
 
 
 def _drafts(draft: KnownDraft | None) -> list[_Draft]:
@@ -99,7 +105,7 @@ def fitting(target: KnownTarget, draft: KnownDraft | None, device: Device) -> st
     """The first of ``WEIGHTS`` that fits, with a KV cache of ``TOKENS`` tokens; None if none does."""
     drafts, least = _drafts(draft), EngineConfig(max_model_len=TOKENS, kv_tokens=TOKENS)
     models = ((weights, target.shape.model(how)) for weights, how in WEIGHTS.items())
-    return next((weights for weights, model in models if _fits(device, model, drafts, least)), None)
+    return next((weights for weights, model in models if _planned(device, model, drafts, least) is not None), None)
 
 
 def flags(
@@ -110,7 +116,7 @@ def flags(
     model, drafts = target.shape.model(WEIGHTS[weights]), _drafts(draft)
     for settings in _lengths(model.max_positions, least):
         config = msgspec.structs.replace(EngineConfig(), **settings)
-        if _fits(device, model, drafts, config):
+        if _planned(device, model, drafts, config) is not None:
             words = [] if draft is None else ["--draft", draft.setting]
             if (how := WEIGHTS[weights]) is not None and target.id != target.gguf:  # such files have few bits already
                 words += ["--quantize", how]

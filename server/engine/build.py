@@ -28,7 +28,7 @@ from foresay.server.engine.drafting import (
     runner_of,
 )
 from foresay.server.engine.handover import exactness_of, identity, opened
-from foresay.server.engine.memory import MemoryPlan, check_others, footprint, plan
+from foresay.server.engine.memory import Demand, MemoryPlan, check_others, footprint, plan_cpu
 from foresay.server.engine.parameters import (
     FAST,
     Device,
@@ -69,6 +69,22 @@ from foresay.verifier.ops.kernels.cpu import threads
 from foresay.verifier.ops.kernels.cpu.compiler import CompilationFailed
 from foresay.verifier.ops.kernels.cpu.launch import compromises
 from foresay.verifier.probe import Exactness, probe
+
+
+def plan(
+    config: EngineConfig, length: int, dtype: str, target: ModelConfig, drafters: Sequence[Entry], device: Device
+) -> MemoryPlan:
+    """The memory plan: ``kv_tokens`` if given, else what the device has room for.
+
+    length: the longest text. drafters: those that will be loaded.
+    Raises CannotRun if the longest text does not fit the KV cache, or everything together not the device, and a
+    loader's error for a drafter that cannot be read.
+    """
+    if device.is_gpu:
+        from foresay.server.engine.gpu_memory import plan_gpu  # imports the GPU's kernels
+
+        return plan_gpu(config, length, dtype, target, drafters, device)
+    return plan_cpu(config, length, Demand.of(config, dtype, target, drafters), device.total)
 
 
 def fitting(

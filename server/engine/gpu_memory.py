@@ -69,7 +69,7 @@ def plan_gpu(
     drafters: Sequence[DrafterShapes],
     device: Device,
 ) -> MemoryPlan:
-    """As :func:`foresay.server.engine.memory.plan`. Raises CannotRun for models without GPU kernels and for what does
+    """As :func:`foresay.server.engine.build.plan`. Raises CannotRun for models without GPU kernels and for what does
     not fit, naming the flags that would make it fit."""
     for model in (target, *(model for drafter in drafters for model in drafter.shapes(target))):
         if device.capability in _LITTLE_SHARED and any(map(_is_wide, model.stack.attentions)):

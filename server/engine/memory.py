@@ -215,26 +215,8 @@ def _window_pages(config: EngineConfig, window: int, chunk: int) -> int:
     return 2 * config.max_seqs * each + -(-chunk // size) + 2
 
 
-def plan(
-    config: EngineConfig,
-    length: int,
-    dtype: str,
-    target: ModelConfig,
-    drafters: Sequence[DrafterShapes],
-    device: Device,
-) -> MemoryPlan:
-    """The memory plan: ``kv_tokens`` if given, else what the device has room for; on a CPU all sequences at full
-    length, within a share of the memory.
-
-    length: the longest text. drafters: those that will be loaded.
-    Raises CannotRun if the longest text does not fit the KV cache, or everything together not the device, and a
-    loader's error for a drafter that cannot be read.
-    """
-    if device.is_gpu:
-        from foresay.server.engine.gpu_memory import plan_gpu  # imports the GPU's kernels
-
-        return plan_gpu(config, length, dtype, target, drafters, device)
-    demand, machine = Demand.of(config, dtype, target, drafters), device.total
+def plan_cpu(config: EngineConfig, length: int, demand: Demand, machine: int) -> MemoryPlan:
+    """Room for all sequences at full length, within a share of the memory. machine: its bytes."""
     weights, alone = demand.weights, sum(demand.weights.values())
     if alone > machine:
         raise CannotRun(

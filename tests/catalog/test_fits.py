@@ -12,7 +12,7 @@ from foresay.server.catalog.catalog import KnownShape, KnownTarget, known_target
 from foresay.server.cli.main import COMMANDS, build_parser, main
 from foresay.server.cli.models import GROUPS, TOKENS, WEIGHTS, fitting, flags, needed
 from foresay.server.engine import parameters
-from foresay.server.engine.memory import plan
+from foresay.server.engine.build import plan
 from foresay.server.engine.parameters import Device, quantized
 from foresay.server.settings.config import EngineConfig, ServeConfig
 from foresay.server.settings.load import load

@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from foresay.server.cli.pair import check
-from foresay.server.engine.build import fitting
+from foresay.server.engine.build import fitting, plan
 from foresay.server.engine.drafters.heads import Eagle
 from foresay.server.engine.drafters.registry import drafts
-from foresay.server.engine.memory import MemoryPlan, plan
+from foresay.server.engine.memory import MemoryPlan
 from foresay.server.engine.parameters import Device, free_bytes, machine_bytes
 from foresay.server.settings import resolved
 from foresay.server.settings.config import EngineConfig

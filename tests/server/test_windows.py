@@ -10,8 +10,7 @@ import pytest
 from foresay.kvpaging import KVStore, WindowPages
 from foresay.server.cli.main import main
 from foresay.server.cli.serving import rows
-from foresay.server.engine.build import build_engine
-from foresay.server.engine.memory import plan
+from foresay.server.engine.build import build_engine, plan
 from foresay.server.engine.parameters import Device, token_bytes
 from foresay.server.settings.config import EngineConfig, KVDtype
 from foresay.spec.engine import EngineCore

@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from foresay.server.engine import build
-from foresay.server.engine.build import build_engine
-from foresay.server.engine.memory import plan
+from foresay.server.engine.build import build_engine, plan
 from foresay.server.engine.parameters import quantized
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.units import bytes_in_words
