@@ -11,7 +11,8 @@ import pytest
 
 from foresay.kvpaging import PagePool, WindowPages
 from foresay.server.engine import handover
-from foresay.server.engine.device import Device, LoadContext
+from foresay.server.engine.device import LoadContext
+from foresay.server.engine.parameters import Device
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.load import load
 from foresay.server.settings.resolved import BUNDLED
