@@ -44,10 +44,12 @@ def text_of(field: str, record: Json) -> str:
 async def test_a_whole_chat(able: Any, seed: int) -> None:
     script = ids_of(SCRIPT, able)
     async with served(Drafting(script, seed), able) as client:
-        body = await (await client.post("/v1/chat/completions", json=CHAT)).json()
+        body = await (await client.post("/v1/chat/completions", json=CHAT | {"logprobs": True})).json()
     (choice,) = body["choices"]
     message, record = choice["message"], choice["provenance"]
     assert message["reasoning_content"] == "Where is it?"
+    entries = choice["logprobs"]["content"]
+    assert [token["logprob"] for token in record["tokens"]] == [entry["logprob"] for entry in entries]
     check(record, script, message["content"], body["metrics"])
     check(record, choice["token_ids"], message["reasoning_content"], body["metrics"], "reasoning")
     arguments = message["tool_calls"][0]["function"]["arguments"]
