@@ -20,10 +20,8 @@ from msgspec import UNSET, UnsetType
 from foresay.server.api.common.route import EVENTS, Route, json_response
 from foresay.server.gateway.keys import CONTEXT
 from foresay.server.metrics.report import HistoryReport, Point, RequestSummary, Snapshot
-from foresay.server.metrics.telemetry import Telemetry
 from foresay.server.models.model import Model
 from foresay.server.models.models import MODELS, Models
-from foresay.server.models.service import Service
 from foresay.spec.errors import InvalidRequest
 
 STALL_SECONDS = 20.0
@@ -52,45 +50,6 @@ def listed(models: Models) -> dict[str, str] | UnsetType:
     return {entry.name: entry.status for entry in models} if models.several else UNSET
 
 
-class Feed:
-    """All readers of one server's feed."""
-
-    def __init__(self, stall: float = STALL_SECONDS) -> None:
-        self._stall = stall
-        self._closing = asyncio.Event()
-
-    async def close(self, app: web.Application) -> None:
-        """End all streams: the server shuts down."""
-        self._closing.set()
-
-    async def serve(self, http: web.Request, models: Models, service: Service, after: int) -> web.StreamResponse:
-        """Write events until the reader leaves or the server shuts down. service: of the model
-        whose numbers are sent. after: the last second that the reader has.
-        """
-        response = web.StreamResponse(headers={"Content-Type": EVENTS.content_type, "Cache-Control": "no-store"})
-        await response.prepare(http)
-        try:
-            await self._write(response, models, service.telemetry, after)
-        except (TimeoutError, ConnectionError):
-            if http.transport is not None:
-                http.transport.abort()  # do not wait for the rest to be read
-        return response
-
-    async def _write(self, response: web.StreamResponse, models: Models, telemetry: Telemetry, after: int) -> None:
-        while not self._closing.is_set():
-            points, after = telemetry.points(after)
-            frame = Frame(await telemetry.snapshot(), points, listed(models))
-            async with asyncio.timeout(self._stall):
-                await response.write(EVENTS.encode(frame))
-            await self._pause(1.0 + LATE - telemetry.clock() % 1.0)
-        await response.write_eof()
-
-    async def _pause(self, seconds: float) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._closing.wait()
-
-
 # -- the files of the page ---------------------------------------------------------------------------------------------
 
 
@@ -113,7 +72,13 @@ def served(name: str) -> web.FileResponse:
 
 # -- routes ------------------------------------------------------------------------------------------------------------
 
-FEED: web.AppKey[Feed] = web.AppKey("feed", Feed)
+#: Set when the server shuts down, which ends all feeds.
+CLOSING: web.AppKey[asyncio.Event] = web.AppKey("closing", asyncio.Event)
+
+
+async def close(app: web.Application) -> None:
+    """End all feeds."""
+    app[CLOSING].set()
 
 
 def _chosen(http: web.Request) -> Model:
@@ -142,7 +107,23 @@ async def feed(http: web.Request) -> web.StreamResponse:
     given = http.query.get("since", "0")
     if not given.isdecimal() or len(given) > 12:
         raise InvalidRequest("since", f" must be a number of seconds since 1970, got {given!r}")
-    return await http.app[FEED].serve(http, http.app[MODELS], _chosen(http).service, int(given) - 1)
+    telemetry, after, closing = _chosen(http).service.telemetry, int(given) - 1, http.app[CLOSING]
+    response = web.StreamResponse(headers={"Content-Type": EVENTS.content_type, "Cache-Control": "no-store"})
+    await response.prepare(http)
+    try:
+        while not closing.is_set():
+            points, after = telemetry.points(after)
+            frame = Frame(await telemetry.snapshot(), points, listed(http.app[MODELS]))
+            async with asyncio.timeout(STALL_SECONDS):
+                await response.write(EVENTS.encode(frame))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(1.0 + LATE - telemetry.clock() % 1.0):
+                    await closing.wait()
+        await response.write_eof()
+    except (TimeoutError, ConnectionError):
+        if http.transport is not None:
+            http.transport.abort()  # do not wait for the rest to be read
+    return response
 
 
 async def requests(http: web.Request) -> web.Response:

@@ -25,16 +25,6 @@ from foresay.spec.request import EngineInfo
 # -- schemas ------------------------------------------------------------------------------------------------------
 
 
-class Index(msgspec.Struct, kw_only=True):
-    """``GET /``."""
-
-    name: str = "foresay"
-    version: str
-    model: str
-    status: str
-    routes: list[str]
-
-
 class Health(msgspec.Struct, kw_only=True):
     """``GET /health``: the engine's state, and whether speculation changes its tokens. drafter: its name; draft: the
     same as a value of ``--draft``. running: requests running and waiting.
@@ -58,12 +48,6 @@ class Health(msgspec.Struct, kw_only=True):
     models: dict[str, str] | UnsetType = UNSET
 
 
-class Readiness(msgspec.Struct, kw_only=True):
-    """``GET /ready``, if requests are accepted."""
-
-    status: str
-
-
 class Load(msgspec.Struct, kw_only=True):
     """``GET /load``. running: sequences that have a slot in the engine; waiting: those that have none yet. server_load:
     both together, as in vLLM. replicas: each engine, if there are several."""
@@ -72,12 +56,6 @@ class Load(msgspec.Struct, kw_only=True):
     waiting: int
     server_load: int
     replicas: list[Replica] | UnsetType = UNSET
-
-
-class Version(msgspec.Struct, kw_only=True):
-    """``GET /version``."""
-
-    version: str
 
 
 class ServerInfo(msgspec.Struct, kw_only=True):
@@ -107,8 +85,8 @@ async def index(request: web.Request) -> web.StreamResponse:
         return web.Response(text="Ollama is running")  # which its clients check for
     models = request.app[MODELS]
     routes = sorted({route.resource.canonical for route in request.app.router.routes() if route.resource})
-    model, status = models.first.name, _state(models)
-    return json_response(Index(version=foresay.__version__, model=model, status=status, routes=routes))
+    known = {"name": "foresay", "version": foresay.__version__, "model": models.first.name, "status": _state(models)}
+    return json_response({**known, "routes": routes})
 
 
 async def health(request: web.Request) -> web.Response:
@@ -136,7 +114,7 @@ async def health(request: web.Request) -> web.Response:
 async def ready(request: web.Request) -> web.Response:
     """Whether new requests are accepted."""
     request.app[MODELS].check_open()
-    return json_response(Readiness(status="ready"))
+    return json_response({"status": "ready"})
 
 
 def _state(models: Models) -> str:
@@ -159,7 +137,7 @@ async def load(request: web.Request) -> web.Response:
 
 async def version(request: web.Request) -> web.Response:
     """The version of Foresay."""
-    return json_response(Version(version=foresay.__version__))
+    return json_response({"version": foresay.__version__})
 
 
 async def server_info(request: web.Request) -> web.Response:
@@ -241,13 +219,13 @@ async def metrics(request: web.Request) -> web.Response:
 
 _NAME = (("name", "what clients call the model"),)
 ROUTES = [
-    Route("GET", "/", index, answer=Index),
+    Route("GET", "/", index, answer=dict[str, Any]),
     Route("GET", "/health", health, answer=Health, errors=(503,)),
     Route("GET", "/ping", health, answer=Health, errors=(503,)),
-    Route("GET", "/ready", ready, answer=Readiness, errors=(503,)),
+    Route("GET", "/ready", ready, answer=dict[str, str], errors=(503,)),
     Route("GET", "/load", load, answer=Load),
     Route("GET", "/metrics", metrics, media="text/plain"),
-    Route("GET", "/version", version, answer=Version),
+    Route("GET", "/version", version, answer=dict[str, str]),
     Route("GET", "/server_info", server_info, answer=ServerInfo),
     Route("GET", "/v1/models", models, answer=ModelList, errors=(401, 503)),
     Route("GET", r"/v1/models/{name:[\s\S]+}", model, None, ModelCard, None, (401, 404, 503), _NAME),

@@ -78,10 +78,9 @@ class EventStream:
     @classmethod
     def of(cls, request: web.Request, framing: Framing) -> EventStream:
         """The stream of the request, which may have started while it waited for its model."""
-        begun = request[BEGUN]
-        if begun.stream is None:
-            begun.stream = cls(request, framing)
-        return begun.stream
+        if STREAM not in request:
+            request[STREAM] = cls(request, framing)
+        return request[STREAM]
 
     @property
     def started(self) -> bool:
@@ -131,28 +130,14 @@ class EventStream:
             await self.break_off(chunk)
 
 
-class Begun:
-    """What has been started in response to a request. response: the one whose headers were sent, None before. stream:
-    the request's event stream."""
-
-    def __init__(self) -> None:
-        self.response: web.StreamResponse | None = None
-        self.stream: EventStream | None = None
-
-    def cut(self, request: web.Request) -> None:
-        """The response failed: close the connection so that it is not taken for complete, unless its stream is."""
-        if not (self.stream is not None and self.stream.over) and request.transport is not None:
-            request.transport.close()
-
-
-#: The key of every request's :class:`Begun`; shared by its clones.
-BEGUN = web.RequestKey("begun", Begun)
+STREAM = web.RequestKey("stream", EventStream)
+#: The response of a request whose headers are about to be sent, or were.
+BEGUN = web.RequestKey("begun", web.StreamResponse)
 
 
 async def begin(request: web.Request, response: web.StreamResponse) -> None:
     """Record the response whose headers are about to be sent."""
-    if BEGUN in request:  # aiohttp itself answers malformed requests
-        request[BEGUN].response = response
+    request[BEGUN] = response
 
 
 def error_body(error: Exception) -> tuple[int, ErrorBody]:
@@ -260,6 +245,10 @@ def error_shape(http: web.Request) -> ErrorShape | None:
 # -- bodies ------------------------------------------------------------------------------------------------------------
 
 
+#: Most bytes of a request's body, or of a message on its WebSocket.
+MOST_BYTES = web.RequestKey("most_bytes", int)
+
+
 async def received(http: web.Request, seconds: float) -> bytes:
     """Read the body. Raises :class:`TooLarge`, and :class:`SlowBody` if it takes longer than ``seconds``."""
     body = bytearray()
@@ -267,8 +256,8 @@ async def received(http: web.Request, seconds: float) -> bytes:
         async with asyncio.timeout(seconds):
             while part := await http.content.readany():
                 body += part
-                if len(body) > http.client_max_size:
-                    raise TooLarge(http.client_max_size)
+                if len(body) > http[MOST_BYTES]:
+                    raise TooLarge(http[MOST_BYTES])
     except TimeoutError:
         raise SlowBody(len(body), seconds) from None
     return bytes(body)
