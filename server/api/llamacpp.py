@@ -252,12 +252,11 @@ async def slots(http: web.Request) -> web.Response:
     return json_response([{"id": index, **usual, "is_processing": index < busy} for index in range(info.max_seqs)])
 
 
-_ERRORS = (400, 401, 404, 503)
 _STREAM = Stream(FRAMING, (NativeAnswer, ErrorBody))
 ROUTES = [
     Route("POST", "/completion", native, NativeCompletion, NativeAnswer, _STREAM),
     Route("POST", "/completions", native, NativeCompletion, NativeAnswer, _STREAM),
     Route("POST", "/infill", native, InfillRequest, NativeAnswer, _STREAM),
-    Route("GET", "/props", props, answer=dict[str, Any], errors=_ERRORS),
-    Route("GET", "/slots", slots, answer=list[dict[str, Any]], errors=_ERRORS),
+    Route("GET", "/props", props, answer=dict[str, Any]),
+    Route("GET", "/slots", slots, answer=list[dict[str, Any]]),
 ]

@@ -15,8 +15,6 @@ from foresay.server.engine_process.client import MOST_STARTS, EngineClient
 from foresay.server.engine_process.client_base import Resumed
 from foresay.server.models.residency import NoMemory, NotRestored, Resident, log
 from foresay.server.models.service import ServerState, Service, Text
-from foresay.server.schemas.bounds import largest_body
-from foresay.server.schemas.errors import Unavailable
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.resolved import (
     ModelNames,
@@ -49,7 +47,6 @@ class Model(Resident):
         super().__init__(service.names.own)
         self.engine, self.service = engine, service
         self._on_status = on_status
-        self._longest: int | None = None
         engine.observe, engine.observe_status = service.telemetry.step, [self._changed]
 
     @classmethod
@@ -87,7 +84,7 @@ class Model(Resident):
                 raise
             await self.engine.unload(str(error))
             raise NotRestored(str(error)) if known else error from None
-        self.service.config, self.service.text, self._longest = config, text, None
+        self.service.config, self.service.text, self.service.known_length = config, text, None
         if self.engine.info is None:
             with contextlib.suppress(ForesayError):
                 await self.look()
@@ -122,7 +119,7 @@ class Model(Resident):
     async def look(self) -> None:
         """Read what the local files say before it is loaded."""
         async with self.service.server.reading:
-            self._longest = await _in_thread(longest_here, self.service.config)
+            self.service.known_length = await _in_thread(longest_here, self.service.config)
 
     async def peek(self) -> None:
         """Read tokenizer and template if that needs no download."""
@@ -171,21 +168,6 @@ class Model(Resident):
         await self.engine.unload()
 
     @property
-    def longest(self) -> int | None:
-        """The context length, from the engine, else from the files; None if unknown."""
-        return self._longest if self.engine.info is None else self.engine.info.max_model_len
-
-    @property
-    def loaded(self) -> bool:
-        """Whether it is loaded, or was meant to be from the start."""
-        return self.state == "in"
-
-    @property
-    def largest_body(self) -> int:
-        """Most bytes of a body or a WebSocket message, known even if the model was never loaded."""
-        return self.service.config.max_body_bytes or largest_body(self.longest or 0)
-
-    @property
     def info(self) -> EngineInfo | None:
         """The info of the engine, current or last; None if never loaded."""
         return self.service.engine.info
@@ -199,11 +181,6 @@ class Model(Resident):
     def target(self) -> str:
         """The target's name in the settings."""
         return self.service.config.target if self.info is None else self.info.target
-
-    @property
-    def refusal(self) -> Unavailable | None:
-        """Why requests for it are refused now; None if they are taken, even if they must wait."""
-        return self.service.refusal() if self.loaded else self.service.server.refusal()
 
     @property
     def status(self) -> str:

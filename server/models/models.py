@@ -22,7 +22,8 @@ from foresay.server.metrics.exposition import Exposition
 from foresay.server.models.model import Model
 from foresay.server.models.residency import Keep, Lease, Residency
 from foresay.server.models.service import ServerState, Service
-from foresay.server.schemas.errors import ModelNotFound
+from foresay.server.schemas.bounds import largest_body
+from foresay.server.schemas.errors import ModelNotFound, Unavailable
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.resolved import model_names
 from foresay.spec.errors import ForesayError, InvalidRequest
@@ -79,7 +80,8 @@ class Models:
     @property
     def largest_body(self) -> int:
         """Most bytes of a body or a WebSocket message, for any model."""
-        return max(entry.largest_body for entry in self)
+        services = [entry.service for entry in self]
+        return max(one.config.max_body_bytes or largest_body(one.longest or 0) for one in services)
 
     # -- names ---------------------------------------------------------------------------------------------------
 
@@ -114,9 +116,12 @@ class Models:
 
     def check_open(self) -> None:
         """Raise :class:`~foresay.server.schemas.errors.Unavailable` if no request is taken, before reading its body."""
-        refusal = self.server.refusal() if self.several else self.first.refusal
-        if refusal is not None:
+        if (refusal := self.server.refusal() if self.several else self._refusal(self.first)) is not None:
             raise refusal
+
+    def _refusal(self, entry: Model) -> Unavailable | None:
+        """Why requests for it are refused now; None if they are taken, even if they must wait."""
+        return entry.service.refusal() if entry.loaded else self.server.refusal()
 
     @asynccontextmanager
     async def lease(self, name: str | None, keep: Keep = "usual") -> AsyncIterator[Service]:
@@ -127,7 +132,7 @@ class Models:
         keep: how long the model stays loaded afterwards; ignored if there are several keys, which share it.
         """
         entry = self.find(name)
-        if (refusal := entry.refusal) is not None:
+        if (refusal := self._refusal(entry)) is not None:
             raise refusal
         with await self._leased(entry, keep if CONTEXT.get().caller.alone else "usual") as lease:
             yield entry.service.leased(lease)

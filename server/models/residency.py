@@ -113,9 +113,14 @@ class Resident(ABC):
         """Return when its memory is free; running requests fail."""
 
     @property
+    def loaded(self) -> bool:
+        """Whether it is loaded, or was meant to be from the start."""
+        return self.state == "in"
+
+    @property
     def idle(self) -> bool:
         """Whether it is loaded and not leased."""
-        return self.state == "in" and not self.leases
+        return self.loaded and not self.leases
 
     def stays(self, now: float) -> float | None:
         """Seconds that it stays loaded without further requests; None: for ever."""

@@ -131,12 +131,11 @@ async def requests(http: web.Request) -> web.Response:
     return json_response(_chosen(http).service.telemetry.requests(CONTEXT.get().caller.tenant))
 
 
-READ_ERRORS = (401, 403, 404)
 QUERY = (("model", "string", "the model to report on, if there are several (default: the first)"),)
 ROUTES = [
     web.get("/dashboard", page),
     web.get("/dashboard/static/{name}", static),
     web.get("/dashboard/feed", feed, allow_head=False),
-    Route("GET", "/dashboard/state", state, answer=State, errors=READ_ERRORS, query=QUERY),
-    Route("GET", "/dashboard/requests", requests, answer=list[RequestSummary], errors=READ_ERRORS, query=QUERY),
+    Route("GET", "/dashboard/state", state, answer=State, query=QUERY),
+    Route("GET", "/dashboard/requests", requests, answer=list[RequestSummary], query=QUERY),
 ]

@@ -180,7 +180,7 @@ async def model(request: web.Request) -> web.Response:
 
 def _card(served: Models, entry: Model, name: str) -> ModelCard:
     info, created, known = entry.info, served.server.created, find_target(entry.target)
-    longest = (entry.longest if info is None else info.max_model_len) or UNSET
+    longest = (entry.service.longest if info is None else info.max_model_len) or UNSET
     return ModelCard(
         id=name,
         created=created,
@@ -217,16 +217,15 @@ async def metrics(request: web.Request) -> web.Response:
     return web.Response(body=await request.app[MODELS].exposition.text(), headers={"Content-Type": CONTENT_TYPE})
 
 
-_NAME = (("name", "what clients call the model"),)
 ROUTES = [
     Route("GET", "/", index, answer=dict[str, Any]),
-    Route("GET", "/health", health, answer=Health, errors=(503,)),
-    Route("GET", "/ping", health, answer=Health, errors=(503,)),
-    Route("GET", "/ready", ready, answer=dict[str, str], errors=(503,)),
+    Route("GET", "/health", health, answer=Health),
+    Route("GET", "/ping", health, answer=Health),
+    Route("GET", "/ready", ready, answer=dict[str, str]),
     Route("GET", "/load", load, answer=Load),
     Route("GET", "/metrics", metrics, media="text/plain"),
     Route("GET", "/version", version, answer=dict[str, str]),
     Route("GET", "/server_info", server_info, answer=ServerInfo),
-    Route("GET", "/v1/models", models, answer=ModelList, errors=(401, 503)),
-    Route("GET", r"/v1/models/{name:[\s\S]+}", model, None, ModelCard, None, (401, 404, 503), _NAME),
+    Route("GET", "/v1/models", models, answer=ModelList),
+    Route("GET", r"/v1/models/{name:[\s\S]+}", model, answer=ModelCard),
 ]

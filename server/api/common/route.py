@@ -156,9 +156,9 @@ JSON_TYPES = ("application/json", "application/octet-stream", "application/x-www
 #: Called with the request, and its decoded body if there is one.
 Handler = Callable[..., Awaitable[web.StreamResponse]]
 
-#: Error statuses of routes that read a body and use the engine.
-BODY_ERRORS = (400, 401, 403, 404, 408, 413, 415, 429, 500, 503, 504)
-PLAIN_ERRORS = (401, 403)
+#: Error statuses of routes, and of those that read a body.
+PLAIN_ERRORS = (400, 401, 403, 404, 503)
+BODY_ERRORS = (400, 401, 403, 404, 408, 409, 413, 415, 429, 500, 503, 504)
 
 
 #: Paths that many clients request without /v1, if their base URL lacks it.
@@ -184,7 +184,6 @@ class Route(web.AbstractRouteDef):
 
     body: the struct of the request, passed to the handler; None if there is no body. answer: the struct of the response
     with status 200; None if it has none, and the type ``media``. stream: the response when a stream is requested.
-    errors: statuses besides 200 (default: by whether there is a body). parameters: the meaning of the path's variables.
     query: name, JSON type and meaning of query parameters. always: its body is read even when no requests are taken.
     The summary is the handler's docstring.
     """
@@ -195,8 +194,6 @@ class Route(web.AbstractRouteDef):
     body: Any = None
     answer: Any = None
     stream: Stream | None = None
-    errors: tuple[int, ...] | None = None
-    parameters: tuple[tuple[str, str], ...] = ()
     query: tuple[tuple[str, str, str], ...] = ()
     media: str = "application/json"
     always: bool = False
@@ -216,13 +213,6 @@ class Route(web.AbstractRouteDef):
         request = decoded(body, self.body)
         serve(unknown=unknown_fields(body, self.body))
         return await self.handler(http, request)
-
-    @property
-    def statuses(self) -> tuple[int, ...]:
-        """The errors a client may see."""
-        if self.errors is not None:
-            return self.errors
-        return PLAIN_ERRORS if self.body is None else BODY_ERRORS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from aiohttp import web
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from foresay.server.api.common.route import BODY_ERRORS, Route, Stream, json_response, spellings
+from foresay.server.api.common.route import Route, Stream, json_response, spellings
 from foresay.server.api.common.streaming import leasing, stream
 from foresay.server.api.common.turns import chat_prompt
 from foresay.server.api.responses import schemas
@@ -243,17 +243,15 @@ def _found(http: web.Request) -> Record:
     return record
 
 
-_ID = (("response_id", "the id of a response"),)
-_READ = (400, 401, 404)
 EVENTS = Stream(FRAMING, (ResponseEvent,))
 _ALL, _ONE = "/v1/responses", "/v1/responses/{response_id}"
 ROUTES = [
-    Route("POST", _ALL, create, schemas.ResponseRequest, schemas.Response, EVENTS, (*BODY_ERRORS, 409)),
+    Route("POST", _ALL, create, schemas.ResponseRequest, schemas.Response, EVENTS),
     Route("POST", f"{_ALL}/input_tokens", count, schemas.ResponseRequest, schemas.InputTokens),
     Route("POST", f"{_ALL}/compact", compact, schemas.CompactRequest, schemas.Compaction),
-    Route("GET", _ONE, retrieve, None, schemas.Response, None, _READ, _ID),
-    Route("DELETE", _ONE, delete, None, schemas.DeletedResponse, None, _READ, _ID),
-    Route("POST", f"{_ONE}/cancel", cancel, None, schemas.Response, None, _READ, _ID),
-    Route("GET", f"{_ONE}/input_items", input_items, None, schemas.ItemList, None, _READ, _ID, LIST_QUERY),
+    Route("GET", _ONE, retrieve, answer=schemas.Response),
+    Route("DELETE", _ONE, delete, answer=schemas.DeletedResponse),
+    Route("POST", f"{_ONE}/cancel", cancel, answer=schemas.Response),
+    Route("GET", f"{_ONE}/input_items", input_items, answer=schemas.ItemList, query=LIST_QUERY),
     *[web.get(path, connect, allow_head=False) for path in spellings(_ALL)],
 ]
