@@ -20,7 +20,7 @@ from foresay.server.api.common.validation import FieldNames
 from foresay.server.models.models import MODELS
 from foresay.server.models.service import Service
 from foresay.server.schemas.bounds import shown
-from foresay.server.schemas.chat import CompletionRequest, TopLogprob
+from foresay.server.schemas.chat import ChatTokenLogprob, CompletionRequest, TopLogprob
 from foresay.server.schemas.shared import (
     ErrorBody,
     GenerationRequest,
@@ -91,14 +91,11 @@ class NativeTop(TopLogprob, kw_only=True):
     id: int
 
 
-class NativeTokenLogprob(msgspec.Struct, kw_only=True):
+class NativeTokenLogprob(ChatTokenLogprob, kw_only=True):
     """A token of the answer with its id, and the most likely tokens at its position."""
 
     id: int
-    token: str
-    logprob: float
-    bytes: list[int]
-    top_logprobs: list[NativeTop]
+    top_logprobs: list[NativeTop]  # type: ignore[assignment]
 
 
 class NativeAnswer(msgspec.Struct, kw_only=True):

@@ -38,33 +38,26 @@ T = TypeVar("T")
 class Model(Resident):
     """Its name is what clients call it. A single model starts with the server.
 
-    on_status: called with every change of its engine's status.
+    names: what clients call it; responses use the first. on_status: called with every change of its engine's status.
+    spawn: starts its engine process.
     """
 
     def __init__(
-        self, engine: EngineClient | Fleet, service: Service, on_status: Callable[[EngineStatus], None]
-    ) -> None:
-        super().__init__(service.names.own)
-        self.engine, self.service = engine, service
-        self._on_status = on_status
-        engine.observe, engine.observe_status = service.telemetry.step, [self._changed]
-
-    @classmethod
-    def of(
-        cls,
+        self,
         names: Sequence[str],
         config: ServeConfig,
         server: ServerState,
         on_status: Callable[[EngineStatus], None],
         spawn: Callable[[], Spawned] = spawn,
-    ) -> Model:
-        """names: what clients call it; responses use the first. spawn: starts its engine process."""
+    ) -> None:
         engine: EngineClient | Fleet
         engine = EngineClient(config, spawn) if config.replicas is None else _fleet(config, config.replicas)
-        service = Service(engine, config, ModelNames(tuple(names), config.any_model_name), server=server)
+        self.engine, self._on_status = engine, on_status
+        self.service = Service(engine, config, ModelNames(tuple(names), config.any_model_name), server=server)
+        super().__init__(self.service.names.own)
+        engine.observe, engine.observe_status = self.service.telemetry.step, [self._changed]
         if not isinstance(engine, EngineClient):
-            service.telemetry.replicas = engine.loads
-        return cls(engine, service, on_status)
+            self.service.telemetry.replicas = engine.loads
 
     def _changed(self, status: EngineStatus) -> None:
         self.service.telemetry.see(status)

@@ -61,7 +61,7 @@ class Models:
         server.body_timeout = config.body_timeout
         named: list[tuple[Sequence[str], ServeConfig]] = [((name,), one) for name, one in config.models.items()]
         named = named or [(model_names(config), config)]
-        models = [Model.of(names, one, server, on_status, spawn) for names, one in named]
+        models = [Model(names, one, server, on_status, spawn) for names, one in named]
         return cls(models, bool(config.models), config.idle_seconds, config.max_loaded_models)
 
     def __iter__(self) -> Iterator[Model]:
@@ -201,14 +201,13 @@ class Models:
     async def until_ended(self) -> NoReturn:
         """Wait until a task that the server depends on ends, and raise why."""
         assert self._running is not None, "the application was started"
-        if self.several:
-            await asyncio.shield(self._running)
-        ending = asyncio.create_task(self.first.until_ended())
+        waits = [self._running] if self.several else [self._running, asyncio.create_task(self.first.until_ended())]
         try:
-            done, _ = await asyncio.wait({ending, self._running}, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             done.pop().result()
         finally:
-            ending.cancel()
+            for task in waits[1:]:
+                task.cancel()
         raise AssertionError("neither ends but with an error")
 
     async def drain(self, seconds: float) -> None:

@@ -23,25 +23,17 @@ def not_done(*harmless: object, by: str = "this server", instead: str = "") -> M
     """The annotation of a known but unsupported field. harmless: values besides null that change nothing; all others
     are refused, since ignoring them silently would break a promise. instead: an alternative.
     """
-    return _refused(harmless, f" is not supported by {by}{instead and f'; {instead}'}")
-
-
-def renamed_to(name: str) -> Meta:
-    """The annotation of a field that was renamed."""
-    return _refused((), f" is no longer a field; use {name}")
+    values = [value for at, value in enumerate(harmless) if value not in harmless[:at]]  # 1 is 1.0
+    words = {"enum": [None, *values], "default": None, "description": NOT_DONE}
+    typed = [(type(value), value) for value in harmless]  # 0 is not False
+    wrong = f" is not supported by {by}{instead and f'; {instead}'}"
+    return Meta(extra={"harmless": typed, "wrong": wrong}, extra_json_schema=words)
 
 
 def not_followed(*harmless: object, why: str) -> Meta:
     """The annotation of a field that does not change the text and is ignored with a warning. harmless: values that need
     no warning."""
     return Meta(extra={"harmless": [(type(value), value) for value in harmless], "why": why})
-
-
-def _refused(harmless: tuple[object, ...], wrong: str) -> Meta:
-    values = [value for at, value in enumerate(harmless) if value not in harmless[:at]]  # 1 is 1.0
-    words = {"enum": [None, *values], "default": None, "description": NOT_DONE}
-    typed = [(type(value), value) for value in harmless]  # 0 is not False
-    return Meta(extra={"harmless": typed, "wrong": wrong}, extra_json_schema=words)
 
 
 class JsonSchemaFormat(msgspec.Struct, kw_only=True):
@@ -194,10 +186,10 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     top_n_sigma: Annotated[Any, not_done(-1, -1.0, 0, 0.0)] = None
     use_beam_search: Annotated[Any, not_done(False)] = None
     length_penalty: Annotated[Any, not_done(1, 1.0)] = None
-    guided_json: Annotated[Any, renamed_to("structured_outputs.json")] = None
-    guided_regex: Annotated[Any, renamed_to("structured_outputs.regex")] = None
-    guided_choice: Annotated[Any, renamed_to("structured_outputs.choice")] = None
-    guided_grammar: Annotated[Any, renamed_to("structured_outputs.grammar")] = None
+    guided_json: Annotated[Any, not_done(instead="write structured_outputs.json")] = None
+    guided_regex: Annotated[Any, not_done(instead="write structured_outputs.regex")] = None
+    guided_choice: Annotated[Any, not_done(instead="write structured_outputs.choice")] = None
+    guided_grammar: Annotated[Any, not_done(instead="write structured_outputs.grammar")] = None
     priority: Annotated[Any, not_done(0)] = None
     logits_processors: Annotated[Any, not_done([])] = None
     prompt_embeds: Annotated[Any, not_done()] = None

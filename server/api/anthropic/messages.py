@@ -169,12 +169,8 @@ def _block(item: Item) -> schemas.AnswerBlock:
 Json = dict[str, Any]
 
 
-def drawing(body: schemas.MessagesRequest) -> Json:
-    """Sampling and stop fields of the chat request."""
-    same = ("max_tokens", "stream", "temperature", "top_p", "top_k")
-    return {name: getattr(body, name) for name in same} | {"stop": body.stop_sequences}
-
-
+#: Fields with the same meaning in the chat request.
+_SAME = ("max_tokens", "stream", "temperature", "top_p", "top_k")
 _NAMES = {
     "stop": "stop_sequences",
     "response_format": "output_config.format",
@@ -368,7 +364,7 @@ async def messages(http: web.Request, service: Service, body: schemas.MessagesRe
     """Answer a conversation."""
     text, _ = service.opened()
     conversation = Conversation(body, text.chat_format)
-    fields = conversation.chat_fields() | drawing(body)
+    fields = conversation.chat_fields() | {name: getattr(body, name) for name in _SAME} | {"stop": body.stop_sequences}
     with conversation.names as names:
         request = converted(fields, ChatRequest)
         choices = names.warned(await chat_choices(service, request))

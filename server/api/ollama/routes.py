@@ -123,7 +123,7 @@ async def _generate(http: web.Request, service: Service, body: schemas.OllamaGen
     with ollama.NAMES_OF_PROMPT as names:
         request: GenerationRequest
         if not body.raw and text.tokenizer.has_template:
-            request = chat = ollama.chat_of_prompt(body, text.chat_format)
+            request = chat = ollama.chat_of(body, text.chat_format)
             choices = await chat_choices(service, chat)
         else:
             request = raw = await _raw(service, body, body.prompt or "")
