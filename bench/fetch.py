@@ -28,7 +28,7 @@ from foresay.server.catalog.hub import unreachable
 from foresay.server.catalog.wheel import Wheel
 from foresay.server.settings.units import bytes_in_words
 from foresay.verifier.model.errors import NoSuchModel
-from foresay.verifier.ops.kernels.cpu import kept
+from foresay.verifier.ops.kernels.cpu import kernel_cache
 
 FILE = Path(__file__).with_suffix(".toml")
 
@@ -132,7 +132,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def _folder() -> Path:
-    return kept.directory("bench")
+    return kernel_cache.directory("bench")
 
 
 def _say(line: str) -> None:

@@ -29,11 +29,11 @@ from foresay.verifier.heads.paged import DFlashHead, EagleHead
 from foresay.verifier.heads.reader import weights_of
 from foresay.verifier.model.config import ModelConfig, kv_shapes
 from foresay.verifier.model.decoder import Decoder
+from foresay.verifier.model.layers import Stack
 from foresay.verifier.model.linear import Linear
-from foresay.verifier.model.nodes import Stack
 from foresay.verifier.model.recurrences import DECAYS
+from foresay.verifier.model.save_quantized import int8_parts
 from foresay.verifier.model.weights import allocate, destinations
-from foresay.verifier.model.written import int8_parts
 from foresay.verifier.model_runner import ModelRunner
 from foresay.verifier.ops.quantized import E8M0, QuantizedMatrix
 

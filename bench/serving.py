@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from http.client import HTTPConnection
 from typing import IO, Any, Self
 
-COMMAND = (sys.executable, "-m", "foresay.server.cli.main")
+COMMAND = (sys.executable, "-m", "foresay.server.cli")
 FORESAY = (*COMMAND, "serve")
 
 

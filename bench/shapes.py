@@ -11,7 +11,7 @@ from math import prod
 
 from bench.inflate import SHAPES, Shape
 from foresay.verifier.model.config import ModelConfig, numbers_per_token
-from foresay.verifier.model.nodes import Attention, HeadNorm, Stack
+from foresay.verifier.model.layers import Attention, HeadNorm, Stack
 from foresay.verifier.model.products import NormKind
 
 #: The longest context measured, with room for a tree.

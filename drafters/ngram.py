@@ -7,7 +7,7 @@ occurrence (reference: algorithms, 3.9), found in an index as the suffix drafter
 from __future__ import annotations
 
 from foresay.drafters.lookup import LookupDrafter
-from foresay.drafters.suffix.contexts import Contexts
+from foresay.drafters.suffix.suffix_tree import Contexts
 from foresay.spec.names import NGRAM
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape

@@ -18,8 +18,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from foresay.server.engine_process.local import Engine
-    from foresay.server.engine_process.text_stream import Completion, TextStream
+    from foresay.server.engine_process.local import Engine, TextStream
+    from foresay.server.engine_process.text_stream import Completion
     from foresay.spec.errors import (
         ConfigurationError,
         ContextLengthExceeded,
@@ -52,7 +52,7 @@ _HOMES = {
     "InvalidRequest": "foresay.spec.errors",
     "NumericalError": "foresay.spec.errors",
     "SamplingParams": "foresay.spec.sampling",
-    "TextStream": "foresay.server.engine_process.text_stream",
+    "TextStream": "foresay.server.engine_process.local",
 }
 
 

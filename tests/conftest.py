@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from foresay.verifier.ops.kernels.cpu import kept, threads
+from foresay.verifier.ops.kernels.cpu import kernel_cache, threads
 from tests.server import known_costs as costs
 from tests.server.live import LiveServer, openai_client
 from tests.server.patched import CHECKING, patch_engines
@@ -27,7 +27,7 @@ settings.load_profile("busy")
 
 # A test that needs a kernel needs no writing of it: kernels are found by the state of the sources, as in a server's
 # process. Those that patch what writes kernels (tests/same_tokens/mutations.py, tests/kernels) have them written.
-kept.run_unpatched()
+kernel_cache.run_unpatched()
 
 
 @pytest.fixture(scope="session", autouse=True)

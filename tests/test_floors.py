@@ -187,7 +187,7 @@ def test_what_climbs_is_seen() -> None:
     assert not climbs("foresay.server.api.ollama.chats", "foresay.server.api.common.route")
     assert not climbs("foresay.server.cli.main", "foresay.server.api.ollama.chats")
     assert "foresay.server.settings.config" in graph()["foresay.server.cli.serve"]  # from within a room, and
-    assert "foresay.server.engine_process.local" in graph()["foresay.server.cli.command"]  # from within a function
+    assert "foresay.server.engine_process.local" in graph()["foresay.server.cli.progress"]  # from within a function
 
 
 def test_a_ring_is_found() -> None:

@@ -84,11 +84,11 @@ def missing_of(names: Sequence[str]) -> list[str]:
 
 def learn(lines: Lines) -> None:
     """Take over the results of the first steps for later processes: the card, and whether kernels overlap."""
-    from foresay.verifier.ops.kernels import chain
+    from foresay.verifier.ops.kernels import pdl
 
     lines.card = lines.last("device") or lines.card
-    chain.PDL = bool(lines.last("overlap"))
-    os.environ["TRITON_PDL"] = str(int(chain.PDL))  # for commands
+    pdl.PDL = bool(lines.last("overlap"))
+    os.environ["TRITON_PDL"] = str(int(pdl.PDL))  # for commands
 
 
 class Call:

@@ -19,7 +19,7 @@ from bench.shapes import kv_bytes_per_token
 from foresay.verifier.graphs.rows import Nodes, rows_of
 from foresay.verifier.model.linear import Linear
 from foresay.verifier.ops.attention import tree_attention
-from foresay.verifier.ops.kernels import chain
+from foresay.verifier.ops.kernels import pdl
 from foresay.verifier.ops.linear import finish
 
 #: Largest relative error of a product in bf16: rounding, with room, far below any wrong index.
@@ -61,7 +61,7 @@ def each(task: Task, calls: Sequence[Callable[[], object]]) -> float:
 def product(task: Task, those: Sequence[Linear], x: Tensor) -> dict[str, Any]:
     """Ours and the library's product of the same weights, neither with a prefetch; and ours with it."""
     ours = [partial(one.unfinished, x) for one in those]
-    with patch.object(chain, "PDL", False):
+    with patch.object(pdl, "PDL", False):
         taken = each(task, ours)
     theirs = each(task, [partial(functional.linear, x, one._packed.plain()) for one in those])
     share, ahead = those[0].nbytes / taken / read(task), each(task, ours)

@@ -21,7 +21,7 @@ from foresay.server.engine.build import build_engine
 from foresay.server.settings.config import EngineConfig
 from foresay.spec.engine import EngineCore
 from foresay.spec.names import NONE
-from foresay.verifier.ops.kernels import chain
+from foresay.verifier.ops.kernels import pdl
 
 #: Steps that are profiled, after those in which the prompt is read and the sequence joins.
 STEPS, FIRST = 16, 4
@@ -37,9 +37,9 @@ def profile(task: Task) -> None:
     counts from before its turn; plain ones as in a server; a chain of EAGLE-3's."""
     bench, longest = bench_of(task, "8B"), min(1024, task.settings.positions)
     chained = ",".join("1" * task.settings.levels[0])
-    for name, tree, overlap in ((NONE, "", False), (NONE, "", chain.PDL), (PUBLISHED, chained, chain.PDL)):
+    for name, tree, overlap in ((NONE, "", False), (NONE, "", pdl.PDL), (PUBLISHED, chained, pdl.PDL)):
         engine, made_with = (partial(bench.engine, name, tree, True, longest), {"drafter": name, "overlap": overlap})
-        with patch.object(chain, "PDL", overlap):
+        with patch.object(pdl, "PDL", overlap):
             task.take("GPU idle for a step", "us", watched, task, engine, name, model="8B", **made_with)
 
 

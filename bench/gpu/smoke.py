@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from bench.gpu.worker import CHECK, Task
-from foresay.verifier.ops.kernels.chain import wait_turn
+from foresay.verifier.ops.kernels.pdl import wait_turn
 
 #: Pairs of launches of a chain; numbers that a program copies, or reads at once; how often each chain is run.
 PAIRS, BLOCK, ROUNDS = 100, 8192, 20

@@ -124,7 +124,7 @@ def prompts(task: Task) -> None:
 
 #: Constants that are read at launches: module, name, values besides the default, rows of the step; the best come first.
 SWITCHES: tuple[tuple[str, str, tuple[Any, ...], int], ...] = (
-    ("kernels.chain", "PDL", (False,), 1), ("kernels.linear", "AHEAD", (0, 1, 4), 1),
+    ("kernels.pdl", "PDL", (False,), 1), ("kernels.linear", "AHEAD", (0, 1, 4), 1),
     ("kernels.linear", "SMALL", ((Tile(16), Tile(32), Tile(64, 128, warps=8, stages=3)),), 64),
     ("kernels.tree_attention", "DEPTH", (4,), 1), ("kernels.key_blocks", "SPLIT", (4, 16), 64),
     ("kernels.tree_attention", "FINE_TILED", (4096,), 64), ("kernels.linear", "EARLY", (True,), 1),

@@ -26,7 +26,7 @@ from foresay.drafters.heads.lesson import Lesson, soft_cross_entropy
 from foresay.drafters.heads.stack import HeadModel, HeadShape, Texts
 from foresay.verifier.heads.config import HeadConfig, with_layers
 from foresay.verifier.heads.paged import DFlashHead
-from foresay.verifier.model.nodes import Attention
+from foresay.verifier.model.layers import Attention
 from foresay.verifier.ops.eager import references
 
 #: How often each text is passed over in a step.

@@ -32,7 +32,7 @@ from foresay.drafters.heads.lesson import Lesson, soft_cross_entropy
 from foresay.drafters.heads.stack import HeadModel, HeadShape, Texts
 from foresay.verifier.heads.config import HeadConfig, continued
 from foresay.verifier.heads.paged import EagleHead
-from foresay.verifier.model.nodes import Attention
+from foresay.verifier.model.layers import Attention
 from foresay.verifier.ops.eager import references
 
 #: The weight of each pass relative to the one before.

@@ -23,9 +23,9 @@ from foresay.verifier.heads.paged import PagedHead
 from foresay.verifier.heads.reader import HeadWeights, pack
 from foresay.verifier.model.config import FINAL_NORM, ModelConfig
 from foresay.verifier.model.fields import Fields
+from foresay.verifier.model.layers import Attention, Outside
 from foresay.verifier.model.linear import Linear
-from foresay.verifier.model.nodes import Attention, Outside
-from foresay.verifier.model.predicting import MIXES
+from foresay.verifier.model.mtp_layout import MIXES
 from foresay.verifier.model.products import Product, Vector
 from foresay.verifier.model.weights import EMBEDDING as TOKENS
 from foresay.verifier.model.weights import LM_HEAD, LayerWeights, ModelWeights, allocate, destinations

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from foresay.drafters.lookup import DraftNodes, LookupDrafter
-from foresay.drafters.suffix.contexts import (
+from foresay.drafters.suffix.suffix_tree import (
     END,
     MOST_CONTEXT,
     MOST_POSITIONS,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from foresay.spec.errors import ForesayError
-from foresay.verifier.model.written import save_tensors
+from foresay.verifier.model.save_quantized import save_tensors
 
 #: Writes a whole file to the given path.
 Writer = Callable[[Path], object]

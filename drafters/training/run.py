@@ -1,7 +1,7 @@
 """One training run, from prompts to a model's directory; if it is killed, the same command continues it.
 
 Every random choice is a function of the seed and of the step or batch number, so a run that was interrupted ends with
-the same weights as one that was not. Its intermediate files: :mod:`foresay.drafters.training.work`.
+the same weights as one that was not. Its intermediate files: :mod:`foresay.drafters.training.run_folder`.
 
 The optimizer is AdamW, or Muon for the matrices of a model that has to learn its attention first: the rows of a block
 start as masks, without information until a layer attends to the right injected key. AdamW finds that late: after 150
@@ -27,10 +27,10 @@ from foresay.drafters.heads.lesson import Depth, Judged, Lesson
 from foresay.drafters.heads.medusa_model import MedusaModel
 from foresay.drafters.training import files
 from foresay.drafters.training.progress import ProgressBar
+from foresay.drafters.training.run_folder import Work
 from foresay.drafters.training.settings import HELD_OUT, Settings
 from foresay.drafters.training.shapes import dflash_shape, draft_shape, draft_vocabulary, eagle_shape
 from foresay.drafters.training.teacher import Example, Lessons, Teacher
-from foresay.drafters.training.work import Work
 from foresay.spec.errors import ForesayError
 from foresay.spec.names import DFLASH, DRAFT_MODEL, EAGLE3, MEDUSA, PEAGLE
 from foresay.verifier.heads.layouts import ACCEPTANCE

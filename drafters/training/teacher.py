@@ -29,8 +29,8 @@ from foresay.verifier.model.errors import ModelError, code_refused
 from foresay.verifier.model.families import WRAPPED
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.gguf.file import LINK
+from foresay.verifier.model.layers import Stack
 from foresay.verifier.model.names import SHARED_FILES
-from foresay.verifier.model.nodes import Stack
 
 #: The state after the last norm, the input of the output matrix.
 FINAL = "final"

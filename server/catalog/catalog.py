@@ -21,7 +21,7 @@ from foresay.server.catalog.hub import cached, resolve, unreachable
 from foresay.server.catalog.wheel import Wheel
 from foresay.verifier.model.config import ModelConfig, numbers_per_token, stored_parameters
 from foresay.verifier.model.errors import ModelError, NoSuchModel
-from foresay.verifier.model.nodes import Attention, Stack
+from foresay.verifier.model.layers import Attention, Stack
 from foresay.verifier.model.products import NormKind
 from foresay.verifier.model.quantization import Quantization
 from foresay.verifier.model.rope_config import RopeConfig
@@ -62,9 +62,8 @@ class KnownShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 class _KnownHead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     kind: Literal["eagle3", "medusa"]
-    vocabulary: int = 0
-    embedding: bool = False
-    heads: int = 0
+    parameters: int
+    numbers_per_token: int = 0
 
 
 class _Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -140,7 +139,7 @@ def known_targets() -> dict[str, KnownTarget]:
 
 def _target(file: _CatalogFile, id: str, one: _Target) -> KnownTarget:
     shape = file.shapes[one.shape]
-    drafts = tuple(_draft(file, shape, draft) for draft in one.drafts)
+    drafts = tuple(_draft(file, draft) for draft in one.drafts)
     taken = {key: getattr(one, key) for key in ("short", "final_norm", "rarely_calls_tools", "wheel")}
     return KnownTarget(id=id, shape=shape, drafts=drafts, gguf=_gguf(file, id), **taken)
 
@@ -149,34 +148,14 @@ def _gguf(file: _CatalogFile, id: str) -> str:
     return f"{id}-GGUF" if id.partition("/")[0] in file.gguf_owners else ""
 
 
-def _draft(file: _CatalogFile, target: KnownShape, id: str) -> KnownDraft:
-    if id in file.heads:
-        head = file.heads[id]
-        if head.kind == "medusa":
-            return KnownDraft(id=id, kind="medusa", parameters=_medusa(target, head), numbers_per_token=0)
-        kept = numbers_per_token(msgspec.structs.replace(target, num_layers=1).model()) + target.hidden_size
-        return KnownDraft(id=id, kind="eagle3", parameters=_eagle3(target, head), numbers_per_token=kept)
+def _draft(file: _CatalogFile, id: str) -> KnownDraft:
+    if (head := file.heads.get(id)) is not None:
+        return KnownDraft(id=id, **msgspec.structs.asdict(head))
     shape = file.shapes[file.draft_models[id]]
-    kept = numbers_per_token(shape.model())
-    parameters = stored_parameters(shape.model())
+    kept, parameters = numbers_per_token(shape.model()), stored_parameters(shape.model())
     return KnownDraft(
         id=id, kind="draft_model", parameters=parameters, numbers_per_token=kept, shape=shape, gguf=_gguf(file, id)
     )
-
-
-def _medusa(target: KnownShape, head: _KnownHead) -> int:
-    """Each head is a square matrix and an output matrix."""
-    return head.heads * target.hidden_size * (target.hidden_size + target.vocab_size)
-
-
-def _eagle3(target: KnownShape, head: _KnownHead) -> int:
-    """One layer of the target's shape, whose attention reads twice the width; the projection that fuses three layers of
-    the target; an output matrix of its own vocabulary."""
-    hidden, queries = target.hidden_size, target.num_heads * target.head_dim
-    attention = 2 * hidden * (queries + 2 * target.num_kv_heads * target.head_dim) + queries * hidden
-    layer = attention + 3 * hidden * target.intermediate_size
-    own = target.vocab_size * hidden if head.embedding else 0
-    return layer + 3 * hidden * hidden + head.vocabulary * hidden + own
 
 
 def of_short_name(name: str) -> KnownTarget | None:

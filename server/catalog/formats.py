@@ -7,6 +7,7 @@ White space in it is what the grammar writes; a reader accepts any, or none.
 from __future__ import annotations
 
 import re
+from functools import cached_property
 
 import msgspec
 
@@ -34,7 +35,7 @@ class Way(msgspec.Struct, frozen=True):
     quote: str = ""
 
 
-class ToolFormat(msgspec.Struct, frozen=True):
+class ToolFormat(msgspec.Struct, frozen=True, dict=True):
     """A format of tool calls; by default that of a model that writes none.
 
     begins: the tag at which text ends and calls begin. ways: readers try them in this order; grammars use the first
@@ -61,7 +62,7 @@ class ToolFormat(msgspec.Struct, frozen=True):
     efforts: tuple[str, ...] = ()
     conversation: str = ""
 
-    @property
+    @cached_property
     def tags(self) -> tuple[str, ...]:
         """All whole tags of its calls, ``begins`` first."""
         texts = (text for way in self.ways for text in msgspec.structs.astuple(way))

@@ -67,15 +67,17 @@ def _is_gguf(file: Path) -> bool:
 def cached(name: str) -> Path | None:
     """The directory of a locally available model with all of its weights, without asking the hub; None if it is not."""
     path = Path(name).expanduser()
-    if _is_there(path) and _is_gguf(path):
-        return path
-    if ":" in name or _of_gguf(name):
-        return None if _is_there(path) or is_local(name) else _cached_gguf(name)
-    if _is_there(path) or is_local(name):
-        directory: Path | None = path
-    else:
-        directory = _cached_snapshot(name)
-    return directory if directory is not None and _is_whole(directory) else None
+    if _is_there(path):
+        return path if _is_gguf(path) or _is_whole(path) else None
+    if is_local(name):
+        return None
+    repository, _, wanted = name.partition(":")
+    snapshot = _cached_snapshot(repository)
+    if snapshot is None:
+        return None
+    if wanted or _of_gguf(repository):
+        return _whole_gguf(snapshot, wanted)
+    return snapshot if _is_whole(snapshot) else None
 
 
 def repositories() -> dict[str, int]:
@@ -102,18 +104,6 @@ def _kept() -> list[CachedRepoInfo]:
 
 def _of_gguf(repository: str) -> bool:
     return "gguf" in repository.lower()
-
-
-def _cached_gguf(name: str) -> Path | None:
-    """The GGUF file of a repository, if all of it is cached."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-
-    repository, _, wanted = name.partition(":")
-    try:
-        return _whole_gguf(Path(snapshot_download(repository, allow_patterns=PATTERNS, local_files_only=True)), wanted)
-    except (HFValidationError, LocalEntryNotFoundError):
-        return None
 
 
 def _whole_gguf(snapshot: Path, wanted: str) -> Path | None:
@@ -149,14 +139,13 @@ def _fetched(repository: str, wanted: str, snapshot: Path) -> Path:
 
 def _cached_snapshot(repository: str) -> Path | None:
     """The hub client's cache of the repository, or of a part of it."""
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
-        found = try_to_load_from_cache(repository, "config.json")
-    except HFValidationError:
+        return Path(snapshot_download(repository, allow_patterns=PATTERNS, local_files_only=True))
+    except (HFValidationError, LocalEntryNotFoundError):
         return None
-    return Path(found).parent if isinstance(found, str) else None
 
 
 def _is_whole(directory: Path) -> bool:

@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 
 from foresay.verifier.model.errors import NoSuchModel
-from foresay.verifier.ops.kernels.cpu import kept
+from foresay.verifier.ops.kernels.cpu import kernel_cache
 
 #: Prefix of temporary downloads in the folder of models.
 _UNFINISHED = "fetching-"
@@ -118,7 +118,7 @@ class Wheel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 def _folder() -> Path:
     try:
-        return kept.directory("models")
+        return kernel_cache.directory("models")
     except RuntimeError as error:  # the home directory is unknown
         raise NoSuchModel("models need a folder: set XDG_CACHE_HOME to one that can be written to") from error
 

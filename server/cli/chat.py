@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from foresay.server.cli.command import Stages, argument, command, loaded, note, stopping, summary, unechoed
+from foresay.server.cli.command import argument, command
 from foresay.server.cli.generate import drawn, for_people, generate, hint_of_models, sampling_params, write_out
+from foresay.server.cli.progress import Stages, loaded, note, stopping, summary, unechoed
 from foresay.server.cli.serve import URL, ServerGone
 from foresay.server.settings.config import SamplingConfig
 from foresay.server.settings.fields import Setting, nearest, settings_of

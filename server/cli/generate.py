@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from foresay.server.cli.command import argument, command, loaded, note, stopping, summary
+from foresay.server.cli.command import argument, command
+from foresay.server.cli.progress import loaded, note, stopping, summary
 from foresay.server.settings.config import SamplingConfig
 from foresay.server.settings.resolved import target_directory
 from foresay.spec.errors import ConfigurationError
 from foresay.spec.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from foresay.server.engine_process.local import Engine
-    from foresay.server.engine_process.text_stream import AnswerStream, Completion, TextStream
+    from foresay.server.engine_process.local import Engine, TextStream
+    from foresay.server.engine_process.text_stream import AnswerStream, Completion
     from foresay.server.text.tokenizer import SamplingDefaults
 
 

@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 
 from foresay.server.catalog import catalog
 from foresay.server.catalog.catalog import Agent, known_agents, models_for_agents
-from foresay.server.cli.command import argument, arguments, base_url, command
+from foresay.server.cli.command import argument, arguments, command
 from foresay.server.cli.serve import answer, opened
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.fields import settings_of
@@ -81,7 +81,7 @@ def launch(config: ServeConfig, arguments: Namespace) -> int:
 @contextmanager
 def _server(config: ServeConfig, arguments: Namespace, agent: Agent) -> Iterator[str]:
     """The address of the running server, or of one that is started, and ended afterwards."""
-    url = arguments.url or base_url(config.host, config.port, "https" if config.ssl_certfile else "http")
+    url = arguments.url or config.base_url(config.port)
     url = (url if "://" in url else f"http://{url}").rstrip("/")
     _port(url)  # refuses what is none
     health = _health(url)
@@ -131,7 +131,7 @@ def _started(flags: list[str]) -> Iterator[subprocess.Popen[bytes]]:
     """Run ``foresay serve``, detached from the terminal and its Ctrl-C; reports if it ended too early. -P: nothing is
     imported from the user's project."""
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "foresay.server.cli.main", "serve", "--any-model-name", *flags],
+        [sys.executable, "-P", "-m", "foresay.server.cli", "serve", "--any-model-name", *flags],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

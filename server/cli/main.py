@@ -6,11 +6,6 @@ Nothing here imports torch, transformers or aiohttp, so ``--help`` answers at on
 
 from __future__ import annotations
 
-from foresay.server.cli import INTERRUPTED, begin, ready
-
-if __name__ == "__main__":
-    begin()
-
 import errno
 import os
 import platform
@@ -30,6 +25,7 @@ from typing import Any, NoReturn
 
 import foresay
 from foresay.server.cli import (
+    INTERRUPTED,
     bench,
     chat,
     generate,
@@ -283,8 +279,3 @@ def _obey(words: Sequence[str]) -> int:
         return _run(command, words[1:])
     except ForesayError as error:
         return report_error(command.name, error)
-
-
-if __name__ == "__main__":
-    ready()
-    sys.exit(main())

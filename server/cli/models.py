@@ -5,7 +5,9 @@ if there may be a GPU.
 
 from __future__ import annotations
 
+import os
 import shlex
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +18,6 @@ from rich.console import Console
 
 from foresay.server.catalog import catalog
 from foresay.server.catalog.catalog import KnownDraft, KnownTarget, find_target, last_part, on_disk
-from foresay.server.cli.command import console
 from foresay.server.engine.memory import Demand, plan_cpu
 from foresay.server.engine.numbers import choose_dtype, cpu_dtype, with_kv
 from foresay.server.engine.parameters import (
@@ -211,9 +212,15 @@ def _size(directory: Path | None) -> int:
 # -- for people --------------------------------------------------------------------------------------------------------
 
 
+def _console() -> Console:
+    """A console on stdout, with colours if the terminal supports them; lines are printed unchanged."""
+    no_color = bool(os.environ.get("NO_COLOR"))
+    return Console(file=sys.stdout, highlight=False, markup=False, soft_wrap=True, no_color=no_color)
+
+
 def _show_all(targets: Sequence[KnownTarget], machine: Machine) -> None:
     """Print all targets by what fits, the smallest first, in 60 columns."""
-    out = console()
+    out = _console()
     width = max(len(_name(target)) for target in targets)
     out.print(f"This machine: {machine}.\n")
     out.print(f"  {'GiB of memory in':<{width}}{_cells(WEIGHTS)}", style="dim")
@@ -246,7 +253,7 @@ def _cells(words: Iterable[str]) -> str:
 
 def _show_one(target: KnownTarget, machine: Machine) -> None:
     """Print its memory alone and with each draft, and commands to copy."""
-    out, shape = console(), target.shape
+    out, shape = _console(), target.shape
     out.print(f"{_name(target)}", style="bold")
     out.print(f"  {count_in_words(target.parameters)} weights, context of {shape.max_positions:,} tokens")
     directory = on_disk(target)

@@ -17,11 +17,11 @@ from foresay.server.engine.numbers import bits_of
 from foresay.server.engine.parameters import in_words, model_bytes
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import short_name
-from foresay.server.settings.units import bytes_in_words, count_in_words, counted
+from foresay.server.settings.units import aligned, bytes_in_words, count_in_words, counted
 from foresay.server.text.tokenizer import SamplingDefaults, Tokenizer
 from foresay.spec.errors import ForesayError
 from foresay.spec.names import NONE
-from foresay.verifier.model import kept_weights
+from foresay.verifier.model import weight_cache
 from foresay.verifier.model.checkpoint import Checkpoint
 from foresay.verifier.model.config import ModelConfig, idle_parameters
 from foresay.verifier.model.weights import check as check_headers
@@ -43,11 +43,11 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         """For people, line by line."""
-        width = max(map(len, self.rows), default=0)
-        rows = [f"{name:<{width}}  {text}" for name, text in self.rows.items()]
         verdict = "This pair can work." if self.works else f"This pair cannot work: {self.fault}"
         title = f"{self.target} with --draft {self.draft}"
-        return "\n".join([title, *rows, *self.warnings, verdict, *filter(None, [self.recommended])])
+        return "\n".join(
+            [title, *aligned([*self.rows.items()]), *self.warnings, verdict, *filter(None, [self.recommended])]
+        )
 
 
 def check(config: EngineConfig) -> CheckReport:
@@ -90,9 +90,9 @@ def _rows(chosen: Chosen) -> dict[str, str]:
         "disk": f"KV of prompts and answers is kept: {handover.room(config, device)[1]}",
     }
     rows["draft"] += f" ({chosen.draft.reason}{''.join(one.remark for one in chosen.named)})"
-    packed, most = model_bytes(model, loading.dtype, True), kept_weights.MOST_BYTES
-    if not device.is_gpu and config.weight_cache and packed >= kept_weights.LEAST_BYTES:
-        kept = f"kept in {kept_weights.folder()}: later starts map them"
+    packed, most = model_bytes(model, loading.dtype, True), weight_cache.MOST_BYTES
+    if not device.is_gpu and config.weight_cache and packed >= weight_cache.LEAST_BYTES:
+        kept = f"kept in {weight_cache.folder()}: later starts map them"
         if packed > most:
             kept = f"more than is kept ({bytes_in_words(most)}): each start reads and packs them"
         rows["packed"] = f"the target's packed weights, {bytes_in_words(packed)}, are {kept}"

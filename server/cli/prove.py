@@ -21,8 +21,9 @@ import msgspec
 
 import foresay
 from foresay.drafters.training.prompts import Prompt
-from foresay.server.cli import bench, measure
-from foresay.server.cli.command import argument, command, loaded
+from foresay.server.cli import bench
+from foresay.server.cli.command import argument, command
+from foresay.server.cli.progress import loaded
 from foresay.server.cli.receipt import (
     KNOWN,
     PLAIN,
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from foresay.server.engine_process.text_stream import Completion
 
 PROMPTS = (
-    *measure.PROMPTS,
+    *bench.PROMPTS,
     '{"name": "Ada", "born": 1815}\n{"name": "Alan", "born": 1912}\n{"name":',
     "1, 2, 4, 8, 16,",
     "Die Katze lag in der Sonne und",

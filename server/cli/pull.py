@@ -19,11 +19,12 @@ from foresay.server.catalog import catalog, hub
 from foresay.server.catalog.catalog import fetched as known_fetched
 from foresay.server.catalog.catalog import find_target, of_short_name
 from foresay.server.catalog.hub import resolve
-from foresay.server.cli.command import Stages, argument, command, show_table
+from foresay.server.cli.command import argument, command
+from foresay.server.cli.progress import Stages
 from foresay.server.cli.serve import AT, answer
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import BUNDLED, check_model_name, check_names, target_directory
-from foresay.server.settings.units import bytes_in_words
+from foresay.server.settings.units import aligned, bytes_in_words
 from foresay.spec.errors import ConfigurationError, ForesayError
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.gguf.file import LINK
@@ -146,7 +147,7 @@ def quantize(config: None, arguments: Namespace) -> int:
 
     from foresay.server.engine.parameters import quantized
     from foresay.verifier.heads.layouts import kind_of  # imports torch
-    from foresay.verifier.model.written import write
+    from foresay.verifier.model.save_quantized import write
 
     directory = target_directory(EngineConfig(target=arguments.target))
     if kind_of(directory) is not None:
@@ -187,7 +188,7 @@ def list_models(config: None, arguments: Namespace) -> int:
     for name, size in sorted(_fetched().items()):
         whole = "/" not in name or hub.cached(name) is not None
         rows.append((name, bytes_in_words(size), "" if whole else "not all of it is here"))
-    show_table(("name", "size", ""), rows)
+    print("\n".join(aligned([("name", "size", ""), *rows], right=(1,))))
     return 0
 
 
@@ -262,7 +263,8 @@ def ps(config: None, arguments: Namespace) -> int:
     foresay ps --url http://127.0.0.1:8001
     """
     key = arguments.api_key or os.environ.get("FORESAY_API_KEY")
-    show_table(("name", "size", "on", "until"), map(_row, answer(arguments.url, "/api/ps", key).get("models", [])))
+    rows = map(_row, answer(arguments.url, "/api/ps", key).get("models", []))
+    print("\n".join(aligned([("name", "size", "on", "until"), *rows], right=(1,))))
     return 0
 
 

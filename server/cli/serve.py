@@ -23,12 +23,14 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from foresay.server.cli.command import Stages, argument, command
+from foresay.server.cli.command import argument, command
+from foresay.server.cli.progress import Stages
 from foresay.server.engine_process.child import ahead, uncollected
 from foresay.server.settings.config import SECTIONS, EngineConfig, ServeConfig
 from foresay.server.settings.fields import Setting, applied_by, settings_of
 from foresay.server.settings.load import load
 from foresay.server.settings.resolved import check_config
+from foresay.server.settings.units import aligned
 from foresay.spec.errors import ConfigurationError, ForesayError
 
 
@@ -304,11 +306,10 @@ def _list(path: Path) -> None:
     from foresay.server.gateway.keys import read
 
     entries = read(path)
-    width = max((len(entry.name) for entry in entries), default=0)
-    for entry in entries:
-        most = entry.max_requests_per_minute
-        limit = "" if most is None else f"max_requests_per_minute {most or 'none'}"
-        print(f"{entry.name:<{width}}  {entry.id}  {limit}".rstrip())
+    limits = [entry.max_requests_per_minute for entry in entries]
+    words = ["" if most is None else f"max_requests_per_minute {most or 'none'}" for most in limits]
+    for line in aligned([(entry.name, entry.id, limit) for entry, limit in zip(entries, words, strict=True)]):
+        print(line)
     print(f"{len(entries) or 'no'} key{'' if len(entries) == 1 else 's'} in {path}", file=sys.stderr)
 
 

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import UNSET
 
 from foresay.server.catalog.hub import is_local
-from foresay.server.cli.command import note
+from foresay.server.cli.progress import note
 from foresay.server.cli.serve import URL, ServerGone, answer, answers
 from foresay.server.engine_process.text_stream import AnswerStream, Completion
 from foresay.server.schemas.chat import Provenance, StepProvenance

@@ -17,14 +17,15 @@ from typing import Any, TextIO
 import msgspec
 
 from foresay.server.catalog.hub import resolve
-from foresay.server.cli.command import Stages, base_url, report_error
+from foresay.server.cli.command import report_error
+from foresay.server.cli.progress import Stages
 from foresay.server.engine.generation import EngineStatus
 from foresay.server.engine_process.child import Spawned, spawn
 from foresay.server.http.auth import is_loopback
 from foresay.server.http.life import CLOSING_SECONDS, WORKER_NAME, run_server
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.resolved import cached_target, model_names
-from foresay.server.settings.units import span_in_words
+from foresay.server.settings.units import aligned, span_in_words
 from foresay.spec.request import EngineInfo
 
 
@@ -177,11 +178,10 @@ def _announce(
     table: Sequence[Row], notes: Sequence[str], config: ServeConfig, model: str, port: int, out: TextIO
 ) -> None:
     """Print the table, addresses and access, warnings, and a command to try."""
-    url = base_url(config.host, port, "http" if config.ssl_certfile is None else "https")
+    url = config.base_url(port)
     table, notes = [*table, *addresses(url), ("access", access(config))], [*notes, *warnings(config)]
     line = try_line(url, model, bool(config.api_key or config.api_key_file), _chats(config))
-    width = max(len(name) for name, _ in table)
-    lines = [f"{name:<{width}}  {value}" for name, value in [*table, *(("warning", note) for note in notes)]]
+    lines = aligned([*table, *(("warning", note) for note in notes)])
     print("\n".join(["Foresay is ready.", *lines, "try it:", f"  {line}"]), file=out, flush=True)
 
 

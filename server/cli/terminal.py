@@ -32,7 +32,7 @@ from rich.markdown import Markdown
 from rich.segment import Segment
 from rich.text import Text
 
-from foresay.server.cli.command import stopping, unechoed
+from foresay.server.cli.progress import stopping, unechoed
 
 if TYPE_CHECKING:
     from foresay.server.engine_process.text_stream import AnswerStream, Completion

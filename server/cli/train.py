@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from foresay.drafters.training.prompts import Prompt, read_prompts
 from foresay.drafters.training.settings import Settings
 from foresay.server.cli import INTERRUPTED
-from foresay.server.cli.command import Stages, arguments, command
+from foresay.server.cli.command import arguments, command
+from foresay.server.cli.progress import Stages
 from foresay.server.engine_process.child import PASSIVE
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import check_model_name, target_directory
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     import torch
 
     from foresay.drafters.heads.lesson import Judged
-    from foresay.drafters.training.work import Work
+    from foresay.drafters.training.run_folder import Work
 
 #: Default depths: Medusa heads, passes of EAGLE-3's training-time test, tokens predicted by a block or by masks; a
 #: draft model sees the true text at every depth.
@@ -53,16 +54,6 @@ _count = _whole("a whole number of at least 1", lambda number: number >= 1)
 _samples = _whole("a whole number of at least 2, one of them to be held out", lambda number: number >= 2)
 _seed = _whole("a whole number from 0 to 999999999", lambda number: number < 10**9)
 _width = _whole("a multiple of 8", lambda number: number >= 1 and number % 8 == 0)
-
-
-def _rate(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1:
-        raise ArgumentTypeError(f"must be a number between 0 and 1, got {text!r}")
-    return value
 
 
 def _temperatures(text: str) -> tuple[float, ...]:
@@ -144,7 +135,6 @@ def _add_learning(parser: ArgumentParser) -> None:
     add = parser.add_argument_group("learning").add_argument
     add("--steps", type=_count, default=1500, metavar="N", help="training steps (default: 1500)")
     add("--batch", type=_count, default=8, metavar="N", help="texts in a step (default: 8)")
-    add("--rate", type=_rate, metavar="R", help="learning rate (default: 1 / the trained width, at most 0.004)")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to train (default: auto)")
 
 
@@ -168,7 +158,7 @@ def run(config: None, arguments: Namespace) -> int:
         stages("importing PyTorch")
         device = _device(arguments.device)
         settings = _settings(arguments, model, device)
-        from foresay.drafters.training.work import Work
+        from foresay.drafters.training.run_folder import Work
 
         work = Work(arguments.out, settings)
     try:
@@ -235,7 +225,7 @@ def _settings(arguments: Namespace, model: ModelConfig, device: str) -> Settings
         length=arguments.length,
         steps=arguments.steps,
         batch=arguments.batch,
-        rate=arguments.rate or min(4e-3, 1.0 / learning),
+        rate=min(4e-3, 1.0 / learning),
         depth=depth,
         seed=arguments.seed,
         temperatures=arguments.temperatures,

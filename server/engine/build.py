@@ -51,7 +51,7 @@ from foresay.spec.scheduler import Scheduler
 from foresay.spec.step import StepRunner
 from foresay.spec.tree import MAX_NODES
 from foresay.verifier.graphs.capture import Capture, Eager
-from foresay.verifier.model import kept_weights
+from foresay.verifier.model import weight_cache
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model_runner import ModelRunner
 from foresay.verifier.ops.eager import INTERPRETED, Op
@@ -182,7 +182,7 @@ def _built(
     scheduler = Scheduler(pool, prefix, shape, drafting.cost, *most, budget=budget)
     give_back()
     if loading.unkept:
-        kept_weights.keep_soon(loading.unkept)
+        weight_cache.keep_soon(loading.unkept)
     return EngineCore(
         info=info,
         pool=pool,

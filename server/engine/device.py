@@ -31,7 +31,7 @@ from foresay.spec.protocols import Drafter
 from foresay.spec.shape import MAX_CHUNK
 from foresay.spec.tree import MAX_NODES
 from foresay.verifier.forward_batch import Sizes
-from foresay.verifier.model import kept_weights
+from foresay.verifier.model import weight_cache
 from foresay.verifier.model.config import ModelConfig, kv_shapes, window_shapes
 from foresay.verifier.model.decoder import Decoder, Packed
 from foresay.verifier.model.weights import Where, load, table_of
@@ -178,7 +178,7 @@ class LoadContext:
         key, dtype = self._key(directory, model, columns), getattr(torch, self.dtype)
         # The target's copy ("draft") reads the target's.
         table: dict[str, Where] = {"target": "host" if self.hosted else "here", "draft": "file"}
-        if key is not None and (found := kept_weights.find(key)) is not None:
+        if key is not None and (found := weight_cache.find(key)) is not None:
             found.table = None if table.get(role) == "file" else table_of(directory, model, dtype)
             return found
         made = model.quantization is not None and model.quantization.is_made
@@ -201,7 +201,7 @@ class LoadContext:
             return None
         chosen = None if columns is None else columns.numpy().tobytes()
         with suppress(OSError, ForesayError):  # the loader reports it
-            return kept_weights.key_of(directory, model, self.dtype, self.rounds, chosen)
+            return weight_cache.key_of(directory, model, self.dtype, self.rounds, chosen)
         return None
 
 

@@ -18,7 +18,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import msgspec
 
@@ -32,8 +32,8 @@ from foresay.server.settings.units import bytes_in_words, counted
 from foresay.spec.tree import MAX_NODES
 from foresay.verifier.graphs.buckets import LONG, chunks, drafted_rows, passes, sizes
 from foresay.verifier.model.config import ModelConfig, matrices, products
-from foresay.verifier.model.latents import Latent
-from foresay.verifier.model.nodes import Attention
+from foresay.verifier.model.layers import Attention
+from foresay.verifier.model.mla import Latent
 from foresay.verifier.model.products import DOWN, GATE_UP, OUTPUT, QKV, SHARED_DOWN, SHARED_GATE_UP
 from foresay.verifier.ops.kernels.blocked import LEAST_BLOCK, segments_of
 from foresay.verifier.ops.kernels.key_blocks import WIDEST, columns_of
@@ -70,19 +70,17 @@ def plan_gpu(
             fault = f"{device}: a block of {what} ({model.architecture}) does not fit its multiprocessors"
             raise CannotRun(fault, "--device cpu runs them")
     case, host = _Case(config, length, dtype, target, tuple(drafters), device), _lockable()
-    room = case.room
-    if room.tokens < case.least and 0 < case.table <= host and replace(case, hosted=True).fits:
-        case = replace(case, hosted=True)
-        room = case.room
-    if room.tokens < case.least:
+    if not case.fits and 0 < case.table <= host and (hosted := replace(case, hosted=True)).fits:
+        case = hosted
+    if not case.fits:
         spilled = _spilled(case)
         if spilled is None or spilled.locked + spilled.largest > host:
             lacking = "" if spilled is None else _lacking(spilled, host)
-            hints = list(_hints(case, room))
-            raise CannotRun(_fault(case, room) + lacking, fitting_flags(hints) if hints else "name a smaller model")
-        case, room = spilled, spilled.room
-    tokens = config.kv_tokens or min(room.tokens, max(config.max_seqs * length, _MOST_TOKENS))
-    found = room.demand.plan(tokens, device.total, room.overhead)
+            hints = list(_hints(case))
+            raise CannotRun(_fault(case) + lacking, fitting_flags(hints) if hints else "name a smaller model")
+        case = spilled
+    tokens = config.kv_tokens or min(case.tokens, max(config.max_seqs * length, _MOST_TOKENS))
+    found = case.demand.plan(tokens, device.total, case.overhead)
     found = replace(found, mapped=case.table, hosted=True) if case.hosted else found
     return replace(found, away=case.away, host=case.locked) if case.away else found
 
@@ -111,23 +109,7 @@ def _lacking(case: _Case, host: int) -> str:
     return f"; to keep experts of {layers} in the host's memory takes {needed} of it, and {bytes_in_words(host)} may be"
 
 
-@dataclass(frozen=True, slots=True)
-class _Room:
-    """What the models leave. tokens: of text that the KV cache has room for (negative if there is none).
-
-    overhead: bytes other than weights and KV cache, by name.
-    """
-
-    demand: Demand
-    overhead: dict[str, int]
-    tokens: int
-
-    def needed(self, tokens: int) -> int:
-        """Total bytes, with a KV cache of ``tokens`` tokens."""
-        return sum(self.demand.weights.values()) + sum(self.overhead.values()) + self.demand.kv_bytes(tokens)
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Case:
     """One configuration of the engine on one device, as :func:`plan_gpu` takes it."""
 
@@ -159,7 +141,7 @@ class _Case:
     @property
     def loads(self) -> bool:
         """Whether the layers that stay on the device can be laid out there."""
-        return self.budget - sum(self.room.demand.weights.values()) >= self.largest + GRAPH_RESERVE
+        return self.budget - sum(self.demand.weights.values()) >= self.largest + GRAPH_RESERVE
 
     @property
     def utilization(self) -> float:
@@ -177,26 +159,33 @@ class _Case:
         """Tokens that the KV cache must have room for."""
         return max(self.length, self.config.kv_tokens or 0)
 
-    @property
-    def room(self) -> _Room:
-        """What fits in addition to the models."""
+    @cached_property
+    def demand(self) -> Demand:
+        """What the models need."""
         demand = Demand.of(self.config, self.dtype, self.target, self.drafters, False, self.device.chunk)
         if self.away or self.hosted:
             left = demand.weights["target"] - (self.locked if self.away else 0) - (self.table if self.hosted else 0)
             demand = replace(demand, weights={**demand.weights, "target": left})
-        overhead = self._overhead()
-        if demand.state_bytes:
-            overhead["recurrent states"] = demand.state_bytes
-        left = self.budget - sum(demand.weights.values()) - sum(overhead.values())
-        return _Room(demand, overhead, demand.tokens(left))
+        return demand
+
+    @cached_property
+    def tokens(self) -> int:
+        """Tokens of text that the KV cache has room for beside the models; negative if there is none."""
+        return self.demand.tokens(self.budget - sum(self.demand.weights.values()) - sum(self.overhead.values()))
+
+    def needed(self, tokens: int) -> int:
+        """Total bytes, with a KV cache of ``tokens`` tokens."""
+        return sum(self.demand.weights.values()) + sum(self.overhead.values()) + self.demand.kv_bytes(tokens)
 
     @property
     def fits(self) -> bool:
         """Whether the required KV cache fits."""
-        return self.room.tokens >= self.least
+        return self.tokens >= self.least
 
-    def _overhead(self) -> dict[str, int]:
-        """Workspace and graph reserve. Models take turns, so the largest pass counts; all rotary tables stay."""
+    @cached_property
+    def overhead(self) -> dict[str, int]:
+        """Bytes other than weights and KV cache, by name. Models take turns, so the largest pass counts; all rotary
+        tables stay."""
         shapes = [self.target, *(shape for drafter in self.drafters for shape in drafter.shapes(self.target))]
         positions, trees = self.length + MAX_NODES, self.config.max_seqs * MAX_NODES
         largest = max(
@@ -204,7 +193,9 @@ class _Case:
             for shape in shapes
         )
         workspace = largest + sum(rope_bytes(shape, item_bytes(self.dtype), positions) for shape in shapes)
-        return {"workspace": workspace} | ({"graphs": self._graphs(shapes)} if self.config.graphs else {})
+        graphs = {"graphs": self._graphs(shapes)} if self.config.graphs else {}
+        states = {"recurrent states": self.demand.state_bytes} if self.demand.state_bytes else {}
+        return {"workspace": workspace} | graphs | states
 
     def _graphs(self, shapes: Sequence[ModelConfig]) -> int:
         """Tensors held by captured graphs: a workspace of the largest, and logits that the host reads."""
@@ -234,11 +225,11 @@ class _Case:
         return shorter.changed(kv_tokens=None)
 
 
-def _fault(case: _Case, room: _Room) -> str:
+def _fault(case: _Case) -> str:
     """What would be needed, and what is available."""
-    needed = room.needed(case.least)
-    parts = {**room.demand.weights, **room.overhead}
-    parts[f"KV cache of {case.least:,} tokens"] = room.demand.kv_bytes(case.least)
+    needed = case.needed(case.least)
+    parts = {**case.demand.weights, **case.overhead}
+    parts[f"KV cache of {case.least:,} tokens"] = case.demand.kv_bytes(case.least)
     total, share = bytes_in_words(case.device.total), f"--gpu-memory-utilization {case.utilization:g}"
     limit = f"{share} of its {total} is {bytes_in_words(case.budget)}"
     if case.device.free is not None and case.budget == case.device.free:
@@ -246,13 +237,13 @@ def _fault(case: _Case, room: _Room) -> str:
     return f"the engine would take {bytes_in_words(needed)} of {case.device} ({listed(parts)}), but {limit}"
 
 
-def _hints(case: _Case, room: _Room) -> Iterator[str]:
+def _hints(case: _Case) -> Iterator[str]:
     """Flags that would make it fit; each was tried in the plan."""
-    if room.tokens >= case.length:
-        yield f"--kv-tokens {room.tokens}"
+    if case.tokens >= case.length:
+        yield f"--kv-tokens {case.tokens}"
     elif shorter := _shorter(case):
         yield shorter
-    enough = math.ceil(100 * room.needed(case.least) / case.device.total) / 100
+    enough = math.ceil(100 * case.needed(case.least) / case.device.total) / 100
     if enough <= MOST_UTILIZATION and case.changed(gpu_memory_utilization=enough).fits:
         yield f"--gpu-memory-utilization {enough:g}"
     if case.dtype == "float32":

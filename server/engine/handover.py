@@ -11,25 +11,25 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
 
 from foresay.kvpaging import DiskPages, KVStore, PagePool, WindowPages
+from foresay.server.engine.costs import keep, recalled
 from foresay.server.engine.device import Device, LoadContext
 from foresay.server.engine.drafters.entry import Entry, FromFiles
 from foresay.server.engine.numbers import PORTABLE
 from foresay.server.engine.parameters import kv_kind
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.units import bytes_in_words, bytes_of, moment
-from foresay.verifier.model import kept_weights
+from foresay.verifier.model import weight_cache
 from foresay.verifier.model.checkpoint import Checkpoint
 from foresay.verifier.model.gguf.file import LINK, parts_of
 from foresay.verifier.model.rope_config import LongScaling
 from foresay.verifier.model_runner import ModelRunner
-from foresay.verifier.ops.kernels.cpu import kept, threads
+from foresay.verifier.ops.kernels.cpu import kernel_cache, threads
 from foresay.verifier.ops.kernels.cpu.jit import Processor
 from foresay.verifier.probe import EQUAL, Exactness, probe
 
@@ -39,7 +39,7 @@ _MOST, _SHARE = 8 << 30, 0.1
 
 def folder() -> Path:
     """The folder of KV on disk. RuntimeError if the home directory is unknown."""
-    return kept.directory("kv")
+    return kernel_cache.directory("kv")
 
 
 def room(config: EngineConfig, device: Device) -> tuple[int, str]:
@@ -70,7 +70,7 @@ def opened(loading: LoadContext, target: ModelRunner, drafts: Sequence[Entry]) -
         return None, note
     stores = [store for store in loading.pool.stores if isinstance(store, KVStore)]
     key, drafting = _key(loading), repr(_drafting(loading.config, drafts))
-    needed, others = kept.key_of(key, drafting, "features"), kept.key_of(key, drafting)
+    needed, others = kernel_cache.key_of(key, drafting, "features"), kernel_cache.key_of(key, drafting)
     keyed = {key: [target.store]}
     for store in (each for each in stores if each is not target.store):
         keyed.setdefault(needed if store.drafts else others, []).append(store)
@@ -87,47 +87,29 @@ def _key(loading: LoadContext) -> str:
     kind, config = kv_kind(loading.model, loading.config.kv_dtype), loading.config
     how = loading.dtype, loading.rounds, kind, loading.length, config.page_size, threads.wanted(), str(loading.device)
     windows = loading.pool.store(WindowPages) is not None
-    return kept_weights.key_of(loading.target, loading.model, "kv", *how, windows)
+    return weight_cache.key_of(loading.target, loading.model, "kv", *how, windows)
 
 
 def _drafting(config: EngineConfig, drafts: Sequence[Entry]) -> tuple[object, ...]:
     """What drafters' pages depend on besides the target's. Never affects which tokens are emitted."""
     directories = [one.directory for each in drafts if isinstance(one := each.spared, FromFiles)]
-    files = [(str(path), *kept.seen(path)) for each in directories for path in sorted(each.iterdir())]
+    files = [(str(path), *kernel_cache.seen(path)) for each in directories for path in sorted(each.iterdir())]
     return config.draft, config.draft_quantize, config.draft_kv_dtype, files
 
 
 # -- exactness ---------------------------------------------------------------------------------------------------------
 
-#: Seconds for which a result is valid.
-_LASTS = 86400.0
 
-
-def exactness_of(
-    of: str,
-    model: ModelRunner,
-    pool: PagePool,
-    report: Callable[[str], None],
-    clock: Callable[[], float] = time.time,
-) -> Exactness:
-    """The cached result, else the probe's. of: a digest of what it depends on, besides the machine and the code. clock:
-    seconds since 1970."""
-    key = kept.key_of("probe", of, repr(Processor.here()), torch.__version__, kept.sources())
-    if (when := _known(key, clock())) is not None:
-        return Exactness(True, f"{EQUAL} (probed at an earlier start, {moment(when)[:16].replace('T', ' ')} UTC)")
+def exactness_of(of: str, model: ModelRunner, pool: PagePool, report: Callable[[str], None]) -> Exactness:
+    """The cached result, else the probe's. of: a digest of what it depends on, besides the machine and the code."""
+    key = kernel_cache.key_of("probe", of, repr(Processor.here()), torch.__version__, kernel_cache.sources())
+    if (known := recalled(key, bool)) is not None:
+        when = moment(known[0])[:16].replace("T", " ")
+        return Exactness(True, f"{EQUAL} (probed at an earlier start, {when} UTC)")
     report("probing exactness")
     found = probe(model, pool)
-    kept.keep(key, str(clock()).encode() if found.exact else b"")
+    keep(key, True if found.exact else None)
     return found
-
-
-def _known(key: str, now: float) -> float | None:
-    """When rows were found to be equal; None if no valid result is cached."""
-    try:
-        when = float(kept.find(key) or b"")
-    except ValueError:
-        return None
-    return when if 0 <= now - when < _LASTS else None
 
 
 # -- identity ----------------------------------------------------------------------------------------------------------
@@ -187,10 +169,10 @@ def _content(path: Path) -> str:
     """The sha256 of a file's content; a large one is read once for each version of it."""
     if len(path.name) == _HUB and path.parent.name == "blobs":
         return path.name
-    key = kept.key_of("content", str(path), repr(kept.seen(path)))
-    if (known := kept.find(key)) is not None:
+    key = kernel_cache.key_of("content", str(path), repr(kernel_cache.seen(path)))
+    if (known := kernel_cache.find(key)) is not None:
         return known.decode()
     with path.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
-    kept.keep(key, found.encode())
+    kernel_cache.keep(key, found.encode())
     return found

@@ -39,8 +39,8 @@ from foresay.server.settings.units import bytes_in_words, counted
 from foresay.spec.request import Footprint
 from foresay.spec.shape import MAX_CHUNK, MAX_NODES, WHOLE_CHAIN
 from foresay.verifier.model.config import ModelConfig
-from foresay.verifier.model.latents import Latent
-from foresay.verifier.model.nodes import Attention
+from foresay.verifier.model.layers import Attention
+from foresay.verifier.model.mla import Latent
 
 if TYPE_CHECKING:
     from foresay.server.engine.device import Device  # imports torch
@@ -275,7 +275,7 @@ def _pass_bytes(model: ModelConfig, dtype: str, rows: int, wanted: int) -> int:
 
 def _of_attention(node: Attention) -> int:
     """fp32 numbers for the sums of spans, and, of each thread, for inputs and sums: they grow with heads and their
-    width (:mod:`foresay.verifier.ops.kernels.cpu.units`)."""
+    width (:mod:`foresay.verifier.ops.kernels.cpu.work_items`)."""
     sums = node.heads * ((node.latent if isinstance(node, Latent) else node.head_dim) + 16)
     inputs = _UNIT * node.heads * (node.head_dim + _SPAN) + (_UNIT + _SPAN * node.kv_heads) * node.head_dim
     return _PARTS * sums + max(os.cpu_count() or 1, 4) * (inputs + 2 * _UNIT * sums)

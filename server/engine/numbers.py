@@ -15,9 +15,9 @@ from foresay.server.engine.parameters import kept_in_16_bits, kv_kind, packed_by
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import CannotRun, Resolved
 from foresay.verifier.model.config import ModelConfig, matrices
-from foresay.verifier.model.latents import Latent
-from foresay.verifier.ops.groups import GROUP
+from foresay.verifier.model.mla import Latent
 from foresay.verifier.ops.kernels.cpu.jit import Processor
+from foresay.verifier.ops.quant_groups import GROUP
 
 if TYPE_CHECKING:
     from foresay.server.engine.device import Device

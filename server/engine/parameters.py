@@ -14,7 +14,7 @@ from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import CannotRun
 from foresay.spec.shape import MAX_NODES, TreeShape
 from foresay.verifier.model.config import ModelConfig, matrices, products, table_numbers, window_shapes
-from foresay.verifier.model.latents import Latent
+from foresay.verifier.model.mla import Latent
 from foresay.verifier.model.quantization import HEAD, Quantization
 from foresay.verifier.ops.kernels.cpu.jit import Processor
 

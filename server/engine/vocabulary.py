@@ -28,13 +28,12 @@ from torch import Tensor
 
 from foresay.server.engine.parameters import AUTO_VOCAB, drafted
 from foresay.server.settings.resolved import BUNDLED, CannotRun
-from foresay.server.text.detokenize import Spelling
-from foresay.server.text.tokenizer import tokenizer_file, tokenizer_json
+from foresay.server.text.tokenizer import Spelling, tokenizer_file, tokenizer_json
 from foresay.verifier.heads.vocabulary import DraftVocabulary
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.errors import ModelError
 from foresay.verifier.model.linear import Linear
-from foresay.verifier.ops.kernels.cpu import kept
+from foresay.verifier.ops.kernels.cpu import kernel_cache
 
 #: The format of a token id on disk.
 _ID = np.dtype("<i4")
@@ -47,12 +46,6 @@ def tokenizer(directory: Path) -> Tokenizer | None:
         return None if text is None else Tokenizer.from_str(text)
     except Exception as error:  # the library raises nothing more specific
         raise ModelError(f"{tokenizer_file(directory)}: not a complete tokenizer ({error})") from error
-
-
-def vocabulary(directory: Path) -> dict[str, int] | None:
-    """Token ids by token; None if there is no tokenizer.json. Raises ModelError for a damaged one."""
-    found = tokenizer(directory)
-    return None if found is None else found.get_vocab(with_added_tokens=True)
 
 
 # -- tokens by their meaning -------------------------------------------------------------------------------------
@@ -75,12 +68,8 @@ class TokenTable:
     sample: list[int]
 
     @classmethod
-    def read(cls, directory: Path, model: ModelConfig) -> TokenTable | None:
-        """Read it from a checkpoint's directory; None if there is no tokenizer.json. Raises ModelError if it is
-        damaged."""
-        backend = tokenizer(directory)
-        if backend is None:
-            return None
+    def of(cls, backend: Tokenizer, directory: Path, model: ModelConfig) -> TokenTable:
+        """The tokens of the tokenizer in a checkpoint's directory."""
         spelling, added = Spelling(backend), backend.get_added_tokens_decoder()
         ids = sorted(id for id in backend.get_vocab(with_added_tokens=True).values() if id < model.vocab_size)
         texts = {id: spelling.raw(id) for id in ids if id not in added or not added[id].special}
@@ -183,12 +172,10 @@ def translation(
 
     Raises CannotRun if they have too little in common, ModelError for a damaged tokenizer.
     """
-    known = vocabulary(target), vocabulary(directory)
-    if None in known or known[0] == known[1]:
+    one, other = tokenizer(target), tokenizer(directory)
+    if one is None or other is None or one.get_vocab() == other.get_vocab():
         return None
-    ours, theirs = TokenTable.read(target, target_model), TokenTable.read(directory, model)
-    assert ours is not None, "both have just been read"
-    assert theirs is not None, "both have just been read"
+    ours, theirs = TokenTable.of(one, target, target_model), TokenTable.of(other, directory, model)
     made = Translation.between(ours, theirs, target_model.vocab_size)
     if (made.share < LEAST_SHARE and not anyway) or not len(made.token_ids):
         raise CannotRun(
@@ -253,6 +240,6 @@ def remember_tokens(vocabulary: DraftVocabulary, target: Path, drafter: str) -> 
     text = tokenizer_json(target)
     if text is None:
         return
-    key = kept.key_of("drafted tokens", text, drafter)
-    found = np.frombuffer(kept.find(key) or b"", dtype=_ID).tolist()
-    vocabulary.remember(found, lambda tokens: kept.keep(key, np.array(tokens, dtype=_ID).tobytes()))
+    key = kernel_cache.key_of("drafted tokens", text, drafter)
+    found = np.frombuffer(kernel_cache.find(key) or b"", dtype=_ID).tolist()
+    vocabulary.remember(found, lambda tokens: kernel_cache.keep(key, np.array(tokens, dtype=_ID).tobytes()))

@@ -18,23 +18,20 @@ import contextlib
 import signal
 import time
 from collections.abc import Callable, Collection, Mapping
-from functools import partial
 from typing import Any, NamedTuple
 
 from foresay.server.engine.costs import Costs
 from foresay.server.engine.generation import Cause, EngineStatus
 from foresay.server.engine_process import child, frames
 from foresay.server.engine_process.child import STARTING, Spawned, spawn
-from foresay.server.engine_process.client_base import ChannelClient, Resumed, Supervised, log
+from foresay.server.engine_process.client_base import Resumed, Supervised, log
 from foresay.server.engine_process.frames import Channel
-from foresay.server.engine_process.resumption import AGAIN
+from foresay.server.engine_process.resumption import AGAIN, ChannelClient
 from foresay.server.schemas.errors import EngineFailed
 from foresay.server.settings.config import ServeConfig
 from foresay.spec.errors import ForesayError
 from foresay.spec.request import EngineInfo
-
-#: How long a process may take to exit after its socket closes before waiting requests are notified; looks meanwhile.
-DYING_SECONDS, DYING_LOOKS = 1.0, 50
+from foresay.spec.trace import StepTrace
 
 
 class Ended(NamedTuple):
@@ -104,25 +101,14 @@ class EngineProcess:
             if not loading:
                 channel.send(frames.Ping())
 
-    async def ended(self, hung: str | None, notify: Callable[[str, Collection[str] | None], None]) -> Ended:
-        """Why it ended. hung: what is wrong with it, if it has not exited. notify: called early, with what is known so
-        far, if exiting takes long."""
+    async def ended(self, hung: str | None) -> Ended:
+        """Why it ended. hung: what is wrong with it, if it has not exited."""
         if hung is not None:
             among = () if child.stopped(self.id) else None
             self._process.kill()
-            notify(hung, among)
             return Ended(hung, "hung", among)
-        status = await self._buried(lambda: notify("the engine process is about to end", ()))
+        status = await asyncio.to_thread(child.reap, self._process)
         return Ended(self._cause(status), "died", self._among(status))
-
-    async def _buried(self, late: Callable[[], None]) -> int:
-        """Wait for the exit status, usually available at once. late: called if exiting takes long."""
-        for _ in range(DYING_LOOKS):
-            if (status := self._process.poll()) is not None:
-                return status
-            await asyncio.sleep(DYING_SECONDS / DYING_LOOKS)
-        late()
-        return await asyncio.to_thread(child.reap, self._process)
 
     def _among(self, status: int) -> Collection[str] | None:
         """The requests that may have caused its end: none if it was killed, but not by the kernel for lack of
@@ -231,9 +217,9 @@ class EngineClient(Supervised, ChannelClient):
             raise self._refused
         return Resumed(self.status.resumed, time.monotonic() - self._lost_at)
 
-    def _lose(self, number: int, reason: str, among: Collection[str] | None = ()) -> None:
+    def _lose(self, reason: str, among: Collection[str] | None = ()) -> None:
         if self._earlier is None:  # else it had no request yet, and what runs goes back
-            super()._lose(number, reason, among)
+            super()._lose(reason, among)
 
     def _goes_back(self, reason: str) -> bool:
         """Whether the engine of a reload ended before it was ready: then the earlier settings are in force again."""
@@ -253,7 +239,7 @@ class EngineClient(Supervised, ChannelClient):
             reason, cause, among = await self._run_guarded()
             if self._goes_back(reason):
                 continue
-            self._lose(self.status.starts, reason, among)
+            self._lose(reason, among)
             if self._failure is not None and self._failure.building and not self._was_ready:
                 self._set(EngineStatus("failed", reason, starts=self.status.starts))
                 return
@@ -287,7 +273,7 @@ class EngineClient(Supervised, ChannelClient):
                 self._lost_at = time.monotonic()
             self._in_flight.hold()
             self._set(EngineStatus("down", hung or "the engine process died", starts=self.status.starts))
-            return await process.ended(hung, partial(self._lose, self.status.starts))
+            return await process.ended(hung)
         finally:
             self._process = self._channel = None
             self._ending = asyncio.create_task(process.end(politely=self.status.state == "ready"))
@@ -305,6 +291,11 @@ class EngineClient(Supervised, ChannelClient):
                 self._failure, self.footprint = frame, frame.footprint or self.footprint
             case _:
                 super()._received(frame)
+
+    def _stepped(self, trace: StepTrace) -> None:
+        super()._stepped(trace)
+        if self.observe is not None:
+            self._notify(self.observe, trace)
 
     def _go_on(self, info: EngineInfo) -> None:
         """The engine is ready: resume the requests that wait for it."""

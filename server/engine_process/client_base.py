@@ -1,22 +1,19 @@
-"""What an engine client and a fleet of replicas share: start, readiness, supervision and end, and requests and results
-over a channel.
-"""
+"""What an engine client and a fleet of replicas share: start, readiness, supervision and end."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import NamedTuple, NoReturn, TypeVar
 
-from foresay.server.engine.generation import EngineStatus, Sink, check_comes
+from foresay.server.engine.generation import EngineStatus
 from foresay.server.engine_process import frames
-from foresay.server.engine_process.frames import Channel
-from foresay.server.engine_process.resumption import AGAIN, InFlights
+from foresay.server.engine_process.resumption import AGAIN
 from foresay.server.schemas.errors import EngineFailed
 from foresay.spec.errors import ConfigurationError, ForesayError
-from foresay.spec.request import EngineInfo, Footprint, Request
+from foresay.spec.request import EngineInfo, Footprint
 from foresay.spec.trace import StepTrace
 
 log = logging.getLogger("foresay.server")
@@ -33,40 +30,20 @@ class Resumed(NamedTuple):
     pause: float | None
 
 
-class Observed:
-    """Calls observers. An exception in an observer is logged the first time, and never propagates.
-
-    observe: called with every engine step; must not block.
-    """
-
-    def __init__(self) -> None:
-        self.observe: Callable[[StepTrace], None] | None = None
-        self._failed: set[object] = set()
-
-    def _notify(self, observe: Callable[[T], None] | None, what: T) -> None:
-        try:
-            if observe is not None:
-                observe(what)
-        except Exception:
-            if observe not in self._failed:
-                self._failed.add(observe)
-                name = getattr(observe, "__qualname__", type(observe).__name__)
-                log.exception("%s failed; everything else goes on, and further failures are not logged", name)
-
-
-class Supervised(Observed, ABC):
+class Supervised(ABC):
     """One task, the supervisor, keeps the engine running and sets ``status``.
 
-    info: of the engine that was last ready. footprint: of the one that was last planned. observe_status: called with
-    every change; must not block.
+    info: of the engine that was last ready. footprint: of the one that was last planned. observe: called with every
+    engine step; observe_status: with every change. Neither may block; what they raise is logged once for each.
     """
 
     def __init__(self) -> None:
-        Observed.__init__(self)
         self.status = EngineStatus("unloaded")
         self.info: EngineInfo | None = None
         self.footprint: Footprint | None = None
+        self.observe: Callable[[StepTrace], None] | None = None
         self.observe_status: list[Callable[[EngineStatus], None]] = []
+        self._failed: set[object] = set()
         self._supervisor: asyncio.Task[None] | None = None
         self._over: asyncio.Future[NoReturn] | None = None
         self._changed = asyncio.Event()
@@ -159,51 +136,11 @@ class Supervised(Observed, ABC):
             self._notify(observe, status)
         self._changed.set()
 
-
-class ChannelClient(Observed):
-    """A :class:`~foresay.server.engine.generation.TokenEngine` while there is a channel, and it is ready.
-
-    most_losses: how many engines may die while running a request.
-    """
-
-    status: EngineStatus
-
-    def __init__(self, most_losses: int) -> None:
-        Observed.__init__(self)
-        self._in_flight = InFlights(self._send, most_losses)
-        self._channel: Channel | None = None
-        self._steps = 0  # number of the latest step
-
-    def add(self, request: Request, sink: Sink) -> None:
-        check_comes(self.status)
-        self._in_flight.add(request, sink)
-
-    def cancel(self, id: str) -> None:
-        self._in_flight.cancel(id)
-
-    def finish(self, id: str, at_token: int) -> None:
-        self._in_flight.finish(id, at_token)
-
-    def _send(self, frame: frames.UpFrame) -> None:
-        if self._channel is not None:
-            self._channel.send(frame)
-
-    def _received(self, frame: frames.DownFrame) -> None:
-        """Handle a frame of a running engine."""
-        match frame:
-            case frames.Deltas(deltas, trace):
-                if trace is not None:
-                    self._stepped(trace)
-                for delta in deltas:
-                    self._in_flight.take(delta)
-            case frames.Rejected(id):
-                self._in_flight.reject(id, frame.error)
-
-    def _stepped(self, trace: StepTrace) -> None:
-        self._steps = trace.number
-        self._in_flight.stepped(trace.waiting)
-        self._notify(self.observe, trace)
-
-    def _lose(self, number: int, reason: str, among: Collection[str] | None = ()) -> None:
-        """Engine process ``number`` has ended, or is about to. May be called again once more is known."""
-        self._in_flight.lost(number, reason, among)
+    def _notify(self, observe: Callable[[T], None], what: T) -> None:
+        try:
+            observe(what)
+        except Exception:
+            if observe not in self._failed:
+                self._failed.add(observe)
+                name = getattr(observe, "__qualname__", type(observe).__name__)
+                log.exception("%s failed; everything else goes on, and further failures are not logged", name)

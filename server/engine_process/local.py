@@ -10,61 +10,59 @@ import secrets
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import count
-from typing import Any, Self, overload
+from typing import Any, Self
 
 import msgspec
 
 from foresay.server.engine.build import build_engine
 from foresay.server.engine.costs import Costs
 from foresay.server.engine.device import LoadProgress
-from foresay.server.engine_process.text_stream import Completion, TextStream
+from foresay.server.engine_process.text_stream import AnswerStream, Completion
+from foresay.server.schemas.errors import complaint
 from foresay.server.schemas.shared import StructuredOutputs
 from foresay.server.settings.config import USUAL_TOKENS, EngineConfig, SamplingConfig
 from foresay.server.settings.fields import nearest
 from foresay.server.settings.load import load
 from foresay.server.settings.resolved import check_names, target_directory
+from foresay.server.text.choice import Choice
 from foresay.server.text.grammars.compiler import GrammarCompiler
 from foresay.server.text.grammars.fields import of_outputs, refuse_lengths
-from foresay.server.text.options import checked_count, forked, spelled_words, typed
+from foresay.server.text.parts import drafters_of
+from foresay.server.text.prompt import strings
 from foresay.server.text.tokenizer import Tokenizer, tokenizer_file
 from foresay.spec.errors import ForesayError, InvalidRequest
-from foresay.spec.request import EngineInfo, Grammar, Request
+from foresay.spec.request import Delta, EngineInfo, Grammar, Request, TokenLogprobs
 from foresay.spec.sampling import SamplingParams
 
 FIELDS = SamplingParams.__struct_fields__
 #: Further keyword arguments of ``generate``.
-OTHER_ARGUMENTS = ("n", "stop", "structured_outputs")
+OTHER_ARGUMENTS = ("stop", "structured_outputs")
 
 
-def sampling_of(params: SamplingParams | None, fields: Mapping[str, Any], tokenizer: Tokenizer) -> SamplingParams:
-    """``params`` updated with ``fields``, types checked; bad words given as text become token ids."""
+def sampling_of(params: SamplingParams | None, fields: Mapping[str, Any]) -> SamplingParams:
+    """``params`` updated with ``fields``, types checked."""
     for name in fields:
         if name not in FIELDS:
             raise InvalidRequest(name, f" is not a sampling field{nearest(name, {*FIELDS, *OTHER_ARGUMENTS} - {name})}")
-    params = msgspec.structs.replace(params or SamplingParams(), **_spelled(fields, tokenizer))
+    given = {**msgspec.structs.asdict(params or SamplingParams()), **fields}
     return SamplingParams(
-        **{
-            field.name: typed(getattr(params, field.name), field.type, field.name)
-            for field in msgspec.structs.fields(SamplingParams)
-        }
+        **{one.name: _typed(given[one.name], one.type, one.name) for one in msgspec.structs.fields(SamplingParams)}
     )
 
 
-def _spelled(fields: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
-    words = typed(fields.get("bad_words", ()), list[str | list[int]], "bad_words")
-    texts = [word for word in words if isinstance(word, str)]
-    if not texts:
-        return dict(fields)
-    ids = tuple(tuple(word) for word in words if not isinstance(word, str))
-    return {**fields, "bad_words": ids + spelled_words(texts, tokenizer)}
-
-
-def is_one(prompt: str | list[Any]) -> bool:
-    """Whether this is a single prompt: text, or token ids."""
-    return isinstance(prompt, str) or any(not isinstance(entry, str | list | tuple) for entry in prompt)
+def _typed(value: object, kind: Any, field: str) -> Any:
+    """``value`` as a ``kind``; raises for any other type, naming the field."""
+    try:
+        "".join(strings(value)).encode()  # a lone surrogate, as in a text that is not UTF-8, is a ValueError
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        message, _ = complaint(error)
+        raise InvalidRequest(field, f": {message[0].lower()}{message[1:]}") from None
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(field, f": {error}") from None
 
 
 Prompt = str | Sequence[int]
@@ -125,11 +123,6 @@ class Engine:
         return self._engine.info
 
     @property
-    def crowded(self) -> float:
-        """Share of recent runnable time that the engine's threads waited for a core."""
-        return 0.0 if self._engine.trace is None else self._engine.trace.crowded
-
-    @property
     def warnings(self) -> list[str]:
         """Warnings for the operator, a sentence each."""
         length, warnings = self.info.max_model_len, list(self.info.warnings)
@@ -150,60 +143,10 @@ class Engine:
             stream.close()
         self._engine.notify()
 
-    @overload
-    def generate(
-        self, prompt: Prompt, params: SamplingParams | None = ..., *, n: None = ..., **given: Any
-    ) -> Completion: ...
-
-    @overload
-    def generate(
-        self, prompt: Sequence[Prompt], params: SamplingParams | None = ..., *, n: None = ..., **given: Any
-    ) -> list[Completion]: ...
-
-    @overload
-    def generate(
-        self, prompt: Prompt, params: SamplingParams | None = ..., *, n: int, **given: Any
-    ) -> list[Completion]: ...
-
-    @overload
-    def generate(
-        self, prompt: Sequence[Prompt], params: SamplingParams | None = ..., *, n: int, **given: Any
-    ) -> list[list[Completion]]: ...
-
-    def generate(
-        self,
-        prompt: Prompt | Sequence[Prompt],
-        params: SamplingParams | None = None,
-        *,
-        n: int | None = None,
-        stop: Sequence[str] = (),
-        structured_outputs: Structured | None = None,
-        **sampling: Any,
-    ) -> Completion | list[Completion] | list[list[Completion]]:
-        """Continue a prompt (text or token ids), or several at once; a list gives a list.
-
-        n: number of texts for each prompt, as a list; the seed of the first reproduces all of them. stop: strings that
-        end the output, not included in it. structured_outputs: what the output must match, such as ``{"json":
-        schema}``, ``{"regex": ...}``, ``{"choice": [...]}``, ``{"grammar": ...}``. sampling: fields of
-        :class:`SamplingParams` that override ``params``; bad_words may be texts. Raises
-        :class:`~foresay.spec.errors.InvalidRequest` naming the wrong field.
-        """
-        given = typed(prompt, str | list[Any], "prompt")
-        one = is_one(given)
-        prompts = [self._ids(each) for each in ([given] if one else given)]
-        with ExitStack() as opened:  # on an error, no stream is left running
-            groups = [
-                [
-                    opened.enter_context(each)
-                    for each in self._submit(ids, params, stop, structured_outputs, sampling, n)
-                ]
-                for ids in prompts
-            ]
-            several = [[stream.result() for stream in group] for group in groups]
-        if n is None:
-            one_each = [completions[0] for completions in several]
-            return one_each[0] if one else one_each
-        return several[0] if one else several
+    def generate(self, prompt: Prompt, params: SamplingParams | None = None, **given: Any) -> Completion:
+        """Continue a prompt: text or token ids. given: see :meth:`stream`."""
+        with self.stream(prompt, params, **given) as stream:
+            return stream.result()
 
     def stream(
         self,
@@ -214,8 +157,16 @@ class Engine:
         structured_outputs: Structured | None = None,
         **sampling: Any,
     ) -> TextStream:
-        """Like :meth:`generate` for one prompt, but an iterator of pieces of text."""
-        return self._submit(self._ids(prompt), params, stop, structured_outputs, sampling)[0]
+        """Like :meth:`generate`, but an iterator of pieces of text.
+
+        stop: strings that end the output, not included in it. structured_outputs: what the output must match, such as
+        ``{"json": schema}``, ``{"regex": ...}``, ``{"choice": [...]}``, ``{"grammar": ...}``. sampling: fields of
+        :class:`SamplingParams` that override ``params``. Raises :class:`~foresay.spec.errors.InvalidRequest` naming the
+        wrong field.
+        """
+        given: str | list[int] = _typed(prompt, str | list[int], "prompt")
+        ids = self.tokenizer.encode(given) if isinstance(given, str) else given
+        return self._submit(ids, params, stop, structured_outputs, sampling)
 
     def chat(
         self, messages: str | Sequence[Mapping[str, str]], params: SamplingParams | None = None, **given: Any
@@ -239,13 +190,13 @@ class Engine:
         """Like :meth:`chat`, but an iterator of pieces of text. speculate: false decodes without drafts. provenance:
         keep the origin of each token."""
         messages = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
-        given: list[dict[str, Any]] = typed(messages, list[dict[str, Any]], "messages")
+        given: list[dict[str, Any]] = _typed(messages, list[dict[str, Any]], "messages")
         for index, message in enumerate(given):
             if not isinstance(message.get("content", ""), str | None):
                 raise InvalidRequest(f"messages[{index}].content", ": expected text")
         prompt = self.tokenizer.render(given)
         ids = self.tokenizer.encode_after((), prompt, add_special_tokens=False)
-        return self._submit(ids, params, stop, structured_outputs, sampling, None, speculate, provenance)[0]
+        return self._submit(ids, params, stop, structured_outputs, sampling, speculate, provenance)
 
     @property
     def has_grammars(self) -> bool:
@@ -304,18 +255,16 @@ class Engine:
         stop: Sequence[str],
         structured: Structured | None,
         sampling: Mapping[str, Any],
-        n: int | None = None,
         speculate: bool = True,
         provenance: bool = False,
-    ) -> list[TextStream]:
+    ) -> TextStream:
         self._refuse_if_closed()
-        n = checked_count(typed(1 if n is None else n, int, "n"))
-        stop = typed((stop,) if isinstance(stop, str) else stop, tuple[str, ...], "stop")
+        stop = _typed((stop,) if isinstance(stop, str) else stop, tuple[str, ...], "stop")
         if "" in stop:
             raise InvalidRequest("stop", ": a stop string must not be empty")
         if params is not None and not isinstance(params, SamplingParams):
             raise InvalidRequest("params", f" must be SamplingParams, got {type(params).__name__}")
-        params = sampling_of(params, sampling, self.tokenizer)
+        params = sampling_of(params, sampling)
         if params.seed is None:
             params = msgspec.structs.replace(params, seed=secrets.randbits(32) if self._seed is None else self._seed)
         if params.max_tokens is None and self.usual_tokens is not None:
@@ -324,7 +273,7 @@ class Engine:
         grammar = None if structured is None else _grammar(structured, params)
         id = str(next(self._numbers))
         request = Request(id=id, prompt=prompt, params=params, grammar=grammar, speculate=speculate)
-        return [self.run(one, stop, provenance) for one in forked(request, n)]
+        return self.run(request, stop, provenance)
 
     def run(self, request: Request, stop: Sequence[str] = (), provenance: bool = False) -> TextStream:
         """Start a request as it is; its id must not be in use."""
@@ -338,16 +287,12 @@ class Engine:
         if self._closed:
             raise ForesayError("this engine is closed: open another one, with Engine(...)")
 
-    def _ids(self, prompt: object) -> list[int]:
-        given: str | list[int] = typed(prompt, str | list[int], "prompt")
-        return self.tokenizer.encode(given) if isinstance(given, str) else given
-
 
 def _grammar(structured: Structured, params: SamplingParams) -> Grammar | None:
     """What the output must match."""
     if not isinstance(structured, StructuredOutputs):
         try:
-            fields = typed(structured, dict[str, Any], "structured_outputs")
+            fields = _typed(structured, dict[str, Any], "structured_outputs")
             structured = msgspec.convert(fields, StructuredOutputs, strict=True)
         except msgspec.ValidationError as error:
             raise InvalidRequest("structured_outputs", f": {error}") from None
@@ -355,3 +300,77 @@ def _grammar(structured: Structured, params: SamplingParams) -> Grammar | None:
     if grammar is not None:
         refuse_lengths(params, grammar.param)
     return grammar
+
+
+# -- its streams -------------------------------------------------------------------------------------------------------
+
+
+class TextStream(AnswerStream):
+    """The text of one request of an in-process engine, delta by delta."""
+
+    def __init__(self, engine: Engine, request: Request, stop: Sequence[str], provenance: bool = False) -> None:
+        super().__init__()
+        self._engine = engine
+        self._request = request
+        ends = engine.info.eos_token_ids
+        self._choice = Choice(request, engine.tokenizer, ends, request.prompt, stop=stop, provenance=provenance)
+        self._text: list[str] = []
+        self._offsets: list[int] = []
+        self._drafters: list[str] = []
+        self._logprobs: list[TokenLogprobs] | None = None if request.params.logprobs is None else []
+        self._error: ForesayError | None = None
+        self._prompt_logprobs: list[TokenLogprobs | None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<TextStream: {self._choice.completion_tokens} tokens{' so far' if self.completion is None else ''}>"
+
+    def close(self) -> None:
+        if self.completion is None:
+            self._engine.forget(self._request.id)
+            self._finish("cancelled")
+
+    def _step(self) -> None:
+        """One step for all streams; raises only this request's error."""
+        if self._error is None:
+            self._engine.step()
+        if self._error is not None:
+            raise self._error
+
+    def take(self, delta: Delta) -> None:
+        """Turn the tokens of one step into text; called by the engine."""
+        if delta.finish_reason == "error":
+            message = delta.error or "the engine gave up on this request"
+            self._error = ForesayError(message) if delta.fault is None else InvalidRequest(*delta.fault)
+            return
+        piece = self._choice.take(delta)
+        self.steps += piece.steps
+        self.tokens += piece.tokens
+        self._offsets += piece.offsets
+        self._drafters += drafters_of(delta.origin, len(piece.token_ids))
+        if self._logprobs is not None:
+            self._logprobs += piece.logprobs
+        self._prompt_logprobs = self._prompt_logprobs or piece.prompt_logprobs
+        if piece.text:
+            self._pieces.append(piece.text)
+            self._text.append(piece.text)
+        if piece.finish_at is not None:
+            self._engine.cut(self._request.id, piece.finish_at)
+        if piece.finish_reason is not None:
+            self._finish(piece.finish_reason)
+
+    def _finish(self, reason: str) -> None:
+        seed = self._request.params.seed
+        assert seed is not None, "the engine was given a seed"
+        self.completion = Completion(
+            text="".join(self._text),
+            token_ids=self._choice.tokens,
+            prompt_token_ids=self._request.prompt,
+            finish_reason=reason,
+            seed=seed,
+            exact=self._engine.info.exact,
+            statistics=self._choice.statistics,
+            logprobs=self._logprobs,
+            prompt_logprobs=self._prompt_logprobs,
+            drafters=self._drafters,
+            offsets=self._offsets,
+        )

@@ -21,7 +21,7 @@ from foresay.spec.constrain import Constraint
 from foresay.spec.engine import EngineCore
 from foresay.spec.errors import ConfigurationError, ForesayError, InvalidRequest
 from foresay.spec.request import Delta, EngineInfo, Request
-from foresay.verifier.model.kept_weights import leave_off
+from foresay.verifier.model.weight_cache import leave_off
 from foresay.verifier.ops.kernels.cpu import threads
 
 log = logging.getLogger("foresay.engine")

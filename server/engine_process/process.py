@@ -21,9 +21,9 @@ from foresay.server.engine_process.frames import GONE, Link
 def _import() -> None:
     """Import the engine's modules."""
     with uncollected():
-        from foresay.verifier.ops.kernels.cpu import kept
+        from foresay.verifier.ops.kernels.cpu import kernel_cache
 
-        kept.run_unpatched()  # before modules are read: an upgrade may replace the files later
+        kernel_cache.run_unpatched()  # before modules are read: an upgrade may replace the files later
         import foresay.server.engine_process.loop  # noqa: F401
 
     gc.freeze()

@@ -24,10 +24,12 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from foresay.server.engine.generation import Sink
+from foresay.server.engine.generation import EngineStatus, Sink, check_comes
 from foresay.server.engine_process import frames
+from foresay.server.engine_process.frames import Channel
 from foresay.server.schemas.errors import ApiError, EngineFailed, KillsEngine, Mistake
 from foresay.spec.request import Delta, Progress, Request, RequestEnd
+from foresay.spec.trace import StepTrace
 
 log = logging.getLogger("foresay.server")
 
@@ -113,8 +115,6 @@ class InFlights:
         self._probed: InFlight | None = None  # resumed in this engine, and unproven
         self._ready, self._levels, self._fingerprint = False, 0, ""
         self._queued = False  # the unproven request may only be waiting for a slot, judging by the last step
-        self._unproven: list[InFlight] = []  # when the last engine ended
-        self._ended = 0  # number of the engine process that ended last
 
     # -- the engine ----------------------------------------------------------------------------------------------
 
@@ -130,33 +130,16 @@ class InFlights:
         """The engine takes no more requests: new ones wait, and cannot be suspects."""
         self._ready = False
 
-    def lost(self, number: int, reason: str, among: Collection[str] | None = None) -> None:
-        """Engine process ``number`` has ended, or is about to: fail requests that cannot continue; the others wait.
+    def lost(self, reason: str, among: Collection[str] | None = None) -> None:
+        """The engine process has ended: fail requests that cannot continue; the others wait for the next.
 
-        among: the requests that may have caused it; None if any in its steps may have. May be called again once more is
-        known.
+        among: the requests that may have caused it; None if any in its steps may have.
         """
-        late = number == self._ended
-        if not late:
-            self._ended, self._ready, self._probed = number, False, None
-            self._unproven = [flight for flight in self._all.values() if flight.state == "unproven"]
-        suspect = self._blamed(among)
-        if not late:
-            self._wait_again(reason)
-        elif suspect is not None and suspect.alone >= MOST_ALONE:
-            self.reject(suspect.request.id, _kills_engine(reason))
-
-    def _blamed(self, among: Collection[str] | None) -> InFlight | None:
-        """Count the loss against a suspect if it alone was unproven; returns it."""
-        found = [flight for flight in self._unproven if among is None or flight.request.id in among]
-        if len(found) != 1 or (among is None and self._queued) or self._all.get(found[0].request.id) is not found[0]:
-            return None
-        self._unproven = []
-        found[0].alone += 1
-        return found[0]
-
-    def _wait_again(self, reason: str) -> None:
-        """Let all requests that can wait for the next engine; fail the others."""
+        self._ready, self._probed = False, None
+        unproven = [flight for flight in self._all.values() if flight.state == "unproven"]
+        suspects = [flight for flight in unproven if among is None or flight.request.id in among]
+        if len(suspects) == 1 and not (among is None and self._queued):
+            suspects[0].alone += 1
         self._waiting.clear()
         for flight in list(self._all.values()):
             error = self._why_not(flight, reason)
@@ -329,3 +312,53 @@ def _fail(flight: InFlight, error: Exception) -> None:
 def _kills_engine(reason: str) -> KillsEngine:
     message = f"{reason}, twice at the same position of this request: it may be what kills the engine"
     return KillsEngine(f"{message}, so it is not resumed")
+
+
+# -- over a channel ----------------------------------------------------------------------------------------------------
+
+
+class ChannelClient:
+    """A :class:`~foresay.server.engine.generation.TokenEngine` while there is a channel, and it is ready.
+
+    most_losses: how many engines may die while running a request.
+    """
+
+    status: EngineStatus
+
+    def __init__(self, most_losses: int) -> None:
+        self._in_flight = InFlights(self._send, most_losses)
+        self._channel: Channel | None = None
+        self._steps = 0  # number of the latest step
+
+    def add(self, request: Request, sink: Sink) -> None:
+        check_comes(self.status)
+        self._in_flight.add(request, sink)
+
+    def cancel(self, id: str) -> None:
+        self._in_flight.cancel(id)
+
+    def finish(self, id: str, at_token: int) -> None:
+        self._in_flight.finish(id, at_token)
+
+    def _send(self, frame: frames.UpFrame) -> None:
+        if self._channel is not None:
+            self._channel.send(frame)
+
+    def _received(self, frame: frames.DownFrame) -> None:
+        """Handle a frame of a running engine."""
+        match frame:
+            case frames.Deltas(deltas, trace):
+                if trace is not None:
+                    self._stepped(trace)
+                for delta in deltas:
+                    self._in_flight.take(delta)
+            case frames.Rejected(id):
+                self._in_flight.reject(id, frame.error)
+
+    def _stepped(self, trace: StepTrace) -> None:
+        self._steps = trace.number
+        self._in_flight.stepped(trace.waiting)
+
+    def _lose(self, reason: str, among: Collection[str] | None = ()) -> None:
+        """The engine process has ended."""
+        self._in_flight.lost(reason, among)

@@ -1,44 +1,32 @@
-"""The text of one request of an in-process engine, as it is generated and when it is finished; notebooks show its
-tokens in the colours of their drafters."""
+"""An answer as it is generated, and when it is finished; notebooks show its tokens in the colours of their drafters."""
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from functools import cache
 from html import escape
 from itertools import pairwise
-from typing import Protocol, Self
+from pathlib import Path
+from typing import Self
 
 import msgspec
 
 from foresay.server.schemas.chat import StepProvenance, TokenProvenance
-from foresay.server.text.choice import Choice
-from foresay.server.text.tokenizer import Tokenizer
-from foresay.spec.errors import ForesayError, InvalidRequest
-from foresay.spec.names import GRAMMAR
-from foresay.spec.request import Delta, EngineInfo, Origin, Request, TokenLogprobs
+from foresay.spec.request import TokenLogprobs
 from foresay.spec.trace import Statistics
 
-#: The page's colours (server/api/about/static/theme.css), and the colour of any other drafter.
-COLOURS = {
-    "prediction": "#706602",
-    "suffix": "#f153da",
-    "ngram": "#c08747",
-    "draft_model": "#137766",
-    "self": "#764034",
-    "medusa": "#671bb2",
-    "eagle": "#2f5272",
-    "eagle3": "#132864",
-    "peagle": "#8028f8",
-    "dflash": "#080030",
-    "dspark": "#b048b0",
-    "mtp": "#3a0902",
-    "grammar": "#522c1e",
-}
-OTHER = "#566173"
 #: Most characters of text in a repr.
 _SHORT = 60
+
+
+@cache
+def colours() -> dict[str, str]:
+    """The page's colours by name: of drafters, and of any other one."""
+    theme = Path(__file__).parents[1] / "api/about/static/theme.css"
+    return dict(re.findall(r"--(\w+): (#\w{6});", theme.read_text("utf-8").partition("}")[0]))
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,39 +84,9 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 def _coloured(text: str, drafter: str) -> str:
     if not drafter or not text:
         return escape(text)
-    colour = COLOURS.get(drafter, OTHER)
+    colour = colours().get(drafter, colours()["other"])
     style = f"background: {colour}40; border-bottom: 2px solid {colour}"
     return f'<span style="{style}" title="drafted by {escape(drafter)}">{escape(text)}</span>'
-
-
-def drafters_of(origin: Origin | None, kept: int) -> list[str]:
-    """The drafter of each of the first ``kept`` tokens of a step; "" if the target sampled it."""
-    if origin is None:
-        return [""] * kept
-    names = [
-        GRAMMAR if node <= origin.forced else origin.sources[place] if origin.sources else origin.drafter
-        for place, node in enumerate(origin.path[:kept])
-    ]
-    return names + [""] * (kept - len(names))
-
-
-class Steps(Protocol):
-    """What a stream needs of :class:`~foresay.server.engine_process.local.Engine`."""
-
-    tokenizer: Tokenizer
-
-    @property
-    def info(self) -> EngineInfo:
-        """What was loaded."""
-
-    def step(self) -> None:
-        """Run one engine step for all open streams, and give each its delta."""
-
-    def cut(self, id: str, at_token: int) -> None:
-        """End the text of a request after its output token number ``at_token``."""
-
-    def forget(self, id: str) -> None:
-        """Cancel a request and free what it holds."""
 
 
 class AnswerStream(ABC):
@@ -184,74 +142,3 @@ class AnswerStream(ABC):
     @abstractmethod
     def _step(self) -> None:
         """Wait for what comes next of it."""
-
-
-class TextStream(AnswerStream):
-    """The text of one request of an in-process engine, delta by delta."""
-
-    def __init__(self, engine: Steps, request: Request, stop: Sequence[str], provenance: bool = False) -> None:
-        super().__init__()
-        self._engine = engine
-        self._request = request
-        ends = engine.info.eos_token_ids
-        self._choice = Choice(request, engine.tokenizer, ends, request.prompt, stop=stop, provenance=provenance)
-        self._text: list[str] = []
-        self._offsets: list[int] = []
-        self._drafters: list[str] = []
-        self._logprobs: list[TokenLogprobs] | None = None if request.params.logprobs is None else []
-        self._error: ForesayError | None = None
-        self._prompt_logprobs: list[TokenLogprobs | None] | None = None
-
-    def __repr__(self) -> str:
-        return f"<TextStream: {self._choice.completion_tokens} tokens{' so far' if self.completion is None else ''}>"
-
-    def close(self) -> None:
-        if self.completion is None:
-            self._engine.forget(self._request.id)
-            self._finish("cancelled")
-
-    def _step(self) -> None:
-        """One step for all streams; raises only this request's error."""
-        if self._error is None:
-            self._engine.step()
-        if self._error is not None:
-            raise self._error
-
-    def take(self, delta: Delta) -> None:
-        """Turn the tokens of one step into text; called by the engine."""
-        if delta.finish_reason == "error":
-            message = delta.error or "the engine gave up on this request"
-            self._error = ForesayError(message) if delta.fault is None else InvalidRequest(*delta.fault)
-            return
-        piece = self._choice.take(delta)
-        self.steps += piece.steps
-        self.tokens += piece.tokens
-        self._offsets += piece.offsets
-        self._drafters += drafters_of(delta.origin, len(piece.token_ids))
-        if self._logprobs is not None:
-            self._logprobs += piece.logprobs
-        self._prompt_logprobs = self._prompt_logprobs or piece.prompt_logprobs
-        if piece.text:
-            self._pieces.append(piece.text)
-            self._text.append(piece.text)
-        if piece.finish_at is not None:
-            self._engine.cut(self._request.id, piece.finish_at)
-        if piece.finish_reason is not None:
-            self._finish(piece.finish_reason)
-
-    def _finish(self, reason: str) -> None:
-        seed = self._request.params.seed
-        assert seed is not None, "the engine was given a seed"
-        self.completion = Completion(
-            text="".join(self._text),
-            token_ids=self._choice.tokens,
-            prompt_token_ids=self._request.prompt,
-            finish_reason=reason,
-            seed=seed,
-            exact=self._engine.info.exact,
-            statistics=self._choice.statistics,
-            logprobs=self._logprobs,
-            prompt_logprobs=self._prompt_logprobs,
-            drafters=self._drafters,
-            offsets=self._offsets,
-        )

@@ -307,9 +307,9 @@ class Hosted(EngineClient):
         if frame.trace is not None:
             self._stepped(frame.trace)
 
-    def _lose(self, number: int, reason: str, among: Collection[str] | None = ()) -> None:
+    def _lose(self, reason: str, among: Collection[str] | None = ()) -> None:
         self._part(reason, among)
-        super()._lose(number, reason, among)
+        super()._lose(reason, among)
 
     def _part(self, reason: str, among: Collection[str] | None) -> None:
         """Close all connections, after reporting to each front door which of its requests may have killed the engine:

@@ -15,15 +15,13 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import NamedTuple
 
 from foresay.kvpaging.prefix import digests
 from foresay.server.engine.generation import EngineStatus
 from foresay.server.engine_process import frames
-from foresay.server.engine_process.client_base import ChannelClient
 from foresay.server.engine_process.frames import Channel
-from foresay.server.engine_process.resumption import InFlights
+from foresay.server.engine_process.resumption import ChannelClient, InFlights
 from foresay.server.metrics.records import Replica
 from foresay.server.replicas.hosted import Address, introduce
 from foresay.server.schemas.errors import EngineFailed
@@ -103,8 +101,7 @@ class ReplicaClient(ChannelClient):
         self.info: EngineInfo | None = None
         self.failure: frames.Failed | None = None
         self.last: StepTrace | None = None
-        self.observe = partial(on_step, self)
-        self._on_ready = on_ready
+        self._on_ready, self._on_step = on_ready, on_step
         self._others, self._stepped_at = 0, 0.0
 
     async def until_closed(self) -> None:
@@ -168,7 +165,7 @@ class ReplicaClient(ChannelClient):
         """It has ended: fail requests that cannot continue; the others wait to move. If it did not report why, its
         machine may be gone or it was killed: no request is to blame."""
         failed = self.failure or frames.Failed(reason)
-        self._lose(1, failed.message, failed.running)
+        self._lose(failed.message, failed.running)
 
     def _received(self, frame: frames.DownFrame) -> None:
         match frame:
@@ -185,3 +182,4 @@ class ReplicaClient(ChannelClient):
         self.last, self._stepped_at = trace, time.monotonic()
         self._others = max(0, trace.running + trace.waiting - len(self.in_flight))
         super()._stepped(trace)
+        self._on_step(self, trace)

@@ -22,7 +22,7 @@ from msgspec import Meta
 
 from foresay.server.catalog.formats import FORMATS, REASONING
 from foresay.server.settings import units
-from foresay.spec.sampling import MinP, MinTokens, Penalty, Positive, RepetitionPenalty, Temperature, TopK, TopP
+from foresay.spec.sampling import MinP, Positive, RepetitionPenalty, Temperature, TopK, TopP
 
 Seconds = Annotated[float, Meta(gt=0)]
 Share = Annotated[float, Meta(gt=0, le=1)]
@@ -240,6 +240,13 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
     #: By the name that clients use; empty if the server has one model. Each has all settings, the common ones too.
     models: dict[str, ServeConfig] = {}
 
+    def base_url(self, port: int) -> str:
+        """Where clients on this machine find the server that listens on a port; a wildcard address becomes
+        localhost."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(self.host, self.host)
+        literal = f"[{host}]" if ":" in host and not host.startswith("[") else host
+        return f"{'http' if self.ssl_certfile is None else 'https'}://{literal}:{port}"
+
     @property
     def idle_seconds(self) -> float | None:
         """``idle_unload`` in seconds; None if a model stays."""
@@ -273,18 +280,12 @@ class SamplingConfig(EngineConfig, frozen=True, kw_only=True):
     1)"""
     min_p: MinP = 0.0
     """P: leave out tokens less likely than P times the most likely one"""
-    presence_penalty: Penalty = 0.0
-    """P: subtracted from the logits of tokens already generated"""
-    frequency_penalty: Penalty = 0.0
-    """P: the same, once for each time they were generated"""
     repetition_penalty: RepetitionPenalty = 1.0
     """R: above 1, tokens of the prompt and the text so far get less likely"""
 
     # stopping
     max_tokens: Positive | None = None
     """N: the longest answer, in tokens (default: 256; chat and run: all that the context leaves)"""
-    min_tokens: MinTokens = 0
-    """N: fewest tokens to generate"""
     stop: tuple[Annotated[str, Meta(min_length=1)], ...] = ()
     """TEXT: stop where this text appears; may be given several times"""
     ignore_eos: bool = False

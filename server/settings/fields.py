@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple, cast, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 import msgspec
 
@@ -35,38 +35,27 @@ _HEAD = re.compile(r"(?:([A-Z]+)\b ?)?(?:\((text|cluster|secret)\))?: ")
 _HEADING = re.compile(r"^    # (\w+)\n", re.MULTILINE)
 
 
-class About(NamedTuple):
-    """What is known of a setting besides its field. secret: its value is never shown."""
-
-    description: str
-    group: str
-    metavar: str | None = None
-    by: AppliedBy | None = None
-    secret: bool = False
-
-
 @cache
-def about_settings() -> dict[str, About]:
-    """All settings, by name."""
+def about_settings() -> dict[str, dict[str, Any]]:
+    """What is known of each setting besides its field, as fields of :class:`Setting`, by name."""
     source = inspect.getsource(config)
     headings = {source.count("\n", 0, one.end()) + 1: one[1] for one in _HEADING.finditer(source)}
-    found, group = dict[str, About](), ""
+    found, group = dict[str, dict[str, Any]](), ""
     for owner in ast.parse(source).body:
         for field, below in pairwise(owner.body if isinstance(owner, ast.ClassDef) else ()):
             match field, below:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                    group = headings.get(field.lineno, group)
-                    found[name] = _about(" ".join(text.split()), group)
+                    group, text = headings.get(field.lineno, group), " ".join(text.split())
+                    head = _HEAD.match(text)
+                    metavar, mark = (None, None) if head is None else head.groups()
+                    found[name] = {
+                        "description": text[head.end() if head else 0 :],
+                        "group": group,
+                        "metavar": metavar,
+                        "is_secret": mark == "secret",
+                        **({"applied_by": mark} if mark not in (None, "secret") else {}),
+                    }
     return found
-
-
-def _about(text: str, group: str) -> About:
-    head = _HEAD.match(text)
-    if head is None:
-        return About(text, group)
-    metavar, mark = head.groups()
-    by = None if mark == "secret" else cast("AppliedBy | None", mark)
-    return About(text[head.end() :], group, metavar, by, mark == "secret")
 
 
 PREFIX = "FORESAY_"
@@ -79,7 +68,7 @@ _COMMON = {
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One field of a config struct, with all its names."""
+    """One field of a config struct, with all its names. is_secret: its value is never shown."""
 
     name: str
     section: str
@@ -133,22 +122,18 @@ def applied_by(*appliers: AppliedBy) -> tuple[str, ...]:
 
 
 def _setting(field: msgspec.inspect.Field, kind: Any) -> Setting:
-    about, first = about_settings()[field.name], _plain_types(field.type)[0]
+    first = _plain_types(field.type)[0]
     section = next(name for name, owner in SECTIONS.items() if field.name in owner.__struct_fields__)
     return Setting(
         name=field.name,
         section=section,
         kind=kind,
         default=field.default,
-        description=about.description,
-        group=about.group,
-        metavar=about.metavar,
         expected=_expected(field.type),
         is_switch=isinstance(first, msgspec.inspect.BoolType),
         is_list=isinstance(first, msgspec.inspect.VarTupleType),
-        is_secret=about.secret,
-        applied_by=about.by or ("engine" if section == "engine" else "service"),
-        choices=_choices(first),
+        choices=tuple(map(str, first.values)) if isinstance(first, msgspec.inspect.LiteralType) else (),
+        **{"applied_by": "engine" if section == "engine" else "service"} | about_settings()[field.name],
     )
 
 
@@ -159,10 +144,6 @@ def _plain_types(kind: msgspec.inspect.Type) -> list[msgspec.inspect.Type]:
     if isinstance(kind, msgspec.inspect.Metadata):
         return _plain_types(kind.type)
     return [] if isinstance(kind, msgspec.inspect.NoneType) else [kind]
-
-
-def _choices(kind: msgspec.inspect.Type) -> tuple[str, ...]:
-    return tuple(str(value) for value in kind.values) if isinstance(kind, msgspec.inspect.LiteralType) else ()
 
 
 def _expected(kind: msgspec.inspect.Type) -> str:

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from foresay.server.settings.config import SECTIONS, USUAL_TOKENS, EngineConfig, SamplingConfig, ServeConfig
+from foresay.server.settings.config import SECTIONS, EngineConfig, ServeConfig
 from foresay.server.settings.fields import PREFIX, Setting, all_settings, nearest, settings_of
 from foresay.server.settings.resolved import LATEST
 from foresay.spec.errors import ConfigurationError
@@ -212,9 +212,6 @@ def check(config: EngineConfig) -> None:
     """Raise :class:`ConfigurationError` for settings that are each valid but do not fit together."""
     if isinstance(config, ServeConfig):
         _check_server(config)
-    if isinstance(config, SamplingConfig) and config.min_tokens > (config.max_tokens or USUAL_TOKENS):
-        most = config.max_tokens or f"{USUAL_TOKENS}, unless it is set"
-        raise ConfigurationError(f"min_tokens ({config.min_tokens}) must be at most max_tokens ({most})")
     if config.max_model_len is not None and config.kv_tokens is not None and config.kv_tokens < config.max_model_len:
         raise ConfigurationError(
             f"kv_tokens ({config.kv_tokens}) must be at least max_model_len ({config.max_model_len}), "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,7 +33,7 @@ from foresay.spec.names import (
 from foresay.verifier.model.config import ModelConfig, parameters
 from foresay.verifier.model.errors import ModelError, NoSuchModel
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.predicting import ASSISTANTS, mtp_layout
+from foresay.verifier.model.mtp_layout import ASSISTANTS, mtp_layout
 
 BUNDLED = Path(__file__).parent.parent / "bundled"
 #: Heads that come with the bundled target, and fit only it.
@@ -171,65 +172,65 @@ def _chosen_draft(config: EngineConfig) -> Resolved:
         return Resolved(
             ",".join((BUNDLED_MODEL, *AUTO)), "the model that comes with the bundled target, and earlier text"
         )
-    if _predicts(config):
-        return Resolved(",".join((MTP, *AUTO)), "the checkpoint's own layer for further tokens, and earlier text")
-    if (assistant := _assistant(config)) is not None:
-        return Resolved(",".join((f"{MTP}:{assistant}", *AUTO)), "the target's assistant, and earlier text")
+    directory, model = _on_disk(config)
+    if directory is not None and model is not None:
+        if _predicts(directory, model):
+            return Resolved(",".join((MTP, *AUTO)), "the checkpoint's own layer for further tokens, and earlier text")
+        if (assistant := _assistant(config, model)) is not None:
+            return Resolved(",".join((f"{MTP}:{assistant}", *AUTO)), "the target's assistant, and earlier text")
+    may_draft = model is not None and not config.quantize and _may_draft(model)
     heads = _heads(config)
     kind = next((kind for kind in FIRST_HEADS if kind in heads), None)
-    if kind is not None and _may_draft(config):
+    if kind is not None and may_draft:
         head = f"{kind}:{heads[kind]}"
         reason = "the head that ships with it, alone or before the target itself in fewer bits, and earlier text"
         return Resolved(",".join((head, f"{head} > {SELF}", *AUTO)), reason)
     if kind is not None:
         return Resolved(",".join((f"{kind}:{heads[kind]}", *AUTO)), "the head that ships with it, and earlier text")
-    if _may_draft(config):
+    if may_draft:
         return Resolved(",".join((SELF, *AUTO)), "the target itself in fewer bits, and earlier text")
     known = catalog.find_target(config.target)
     more = f"--draft {known.drafts[0].setting}" if known and known.drafts else _SMALLER
     return Resolved(",".join(AUTO), f"copied from earlier text; to gain more, {more}")
 
 
-def _predicts(config: EngineConfig) -> bool:
-    """Whether the target's checkpoint is on disk, and has a layer for further tokens with a known layout."""
+def _on_disk(config: EngineConfig) -> tuple[Path | None, ModelConfig | None]:
+    """The target's directory and configuration, if it is on disk; None if it cannot be read, which loading it
+    reports."""
+    with suppress(ModelError):
+        if (source := cached_target(config)) is not None:
+            directory = resolve(source)
+            return directory, ModelConfig.from_directory(directory)
+    return None, None
+
+
+def _predicts(directory: Path, model: ModelConfig) -> bool:
+    """Whether a checkpoint has a layer for further tokens with a known layout."""
     from foresay.verifier.model.checkpoint import header_names  # imports numpy
 
-    try:
-        source = cached_target(config)
-        directory = None if source is None else resolve(source)
-        if directory is None or not (names := header_names(directory)):
-            return False
-        return mtp_layout(names, ModelConfig.from_directory(directory)) is not None
-    except ModelError:  # loading it reports the error
-        return False
+    with suppress(ModelError):
+        return bool(names := header_names(directory)) and mtp_layout(names, model) is not None
+    return False
 
 
-def _assistant(config: EngineConfig) -> str | None:
+def _assistant(config: EngineConfig, model: ModelConfig) -> str | None:
     """The directory or hub id of what was published to draft for the target, if that is on disk and fits: its name with
     ``-assistant`` behind it."""
     name = f"{config.target.rstrip('/')}-assistant"
-    try:
-        directory, source = cached(name), cached_target(config)
-        if directory is None or source is None:
-            return None
-        if Fields.read(directory / "config.json").get("model_type") not in ASSISTANTS:
+    with suppress(ModelError):  # naming it reports the error
+        directory = cached(name)
+        if directory is None or Fields.read(directory / "config.json").get("model_type") not in ASSISTANTS:
             return None
         from foresay.verifier.heads.assistant import AssistantConfig  # imports torch
 
-        AssistantConfig.read(directory, ModelConfig.from_directory(resolve(source)))
-    except ModelError:  # naming it reports the error
-        return None
-    return name
+        AssistantConfig.read(directory, model)
+        return name
+    return None
 
 
-def _may_draft(config: EngineConfig) -> bool:
-    """Whether the target is on disk, and worth a copy in fewer bits."""
-    try:
-        source = cached_target(config)
-        model = None if source is None or config.quantize else ModelConfig.from_directory(resolve(source))
-    except ModelError:  # loading it reports the error
-        return False
-    return model is not None and model.quantization is None and _LEAST <= parameters(model) <= _MOST
+def _may_draft(model: ModelConfig) -> bool:
+    """Whether a target is worth a copy in fewer bits."""
+    return model.quantization is None and _LEAST <= parameters(model) <= _MOST
 
 
 def _heads(config: EngineConfig) -> dict[str, Path]:
@@ -327,10 +328,6 @@ class ModelNames(msgspec.Struct, frozen=True):
     def has(self, name: str) -> bool:
         """Whether it is one of the names, with or without Ollama's tag."""
         return name.removesuffix(LATEST) in {name.removesuffix(LATEST) for name in self.known}
-
-    def mean(self, name: str) -> bool:
-        """Whether a request for ``name`` is for this model."""
-        return self.any or self.has(name)
 
 
 def model_names(config: ServeConfig) -> tuple[str, ...]:

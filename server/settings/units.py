@@ -1,8 +1,9 @@
-"""Amounts for people (bytes, numbers of weights), and spans of time as people and Ollama's clients write them."""
+"""Amounts for people (bytes, numbers of weights), tables, and spans of time as people and Ollama have them."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 
 
@@ -35,6 +36,16 @@ def count_in_words(count: int) -> str:
 def counted(number: int, what: str) -> str:
     """``1 prompt``, ``2,304 prompts``."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
+    """A table, line by line. right: the columns whose cells end below each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    sides = [">" if number in right else "<" for number in range(len(widths))]
+    return [
+        "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True)).rstrip()
+        for row in rows
+    ]
 
 
 #: Seconds of each unit; ``ms`` before its prefix ``m``.

@@ -6,20 +6,17 @@ Errors name the client's field.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence, Sized
-from typing import Any
+from collections.abc import Sequence, Sized
 
 import msgspec
 
-from foresay.server.schemas.bounds import MOST_BAD_WORDS, MOST_CHOICES, Choices, check_count
+from foresay.server.schemas.bounds import MOST_BAD_WORDS, MOST_CHOICES, check_count
 from foresay.server.schemas.chat import ChatRequest, CompletionRequest
-from foresay.server.schemas.errors import complaint
 from foresay.server.schemas.shared import GenerationRequest
-from foresay.server.text.prompt import strings
 from foresay.server.text.tokenizer import Tokenizer
 from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import Request
-from foresay.spec.sampling import check_range, derive_seed
+from foresay.spec.sampling import derive_seed
 
 #: Most characters of all bad words together: each is tokenized in three ways, on the event loop.
 MOST_BAD_CHARACTERS = 8192
@@ -39,12 +36,6 @@ def choices(request: GenerationRequest) -> int:
             "best_of", f" must be n ({count}): every answer that is written is returned, none is chosen"
         )
     return count
-
-
-def checked_count(n: int) -> int:
-    """``n``, if a request may have that many choices."""
-    check_range("n", n, Choices)
-    return n
 
 
 def scores_only(request: GenerationRequest) -> bool:
@@ -185,28 +176,3 @@ def check_choices(prompts: int, count: int) -> None:
     if prompts * count > MOST_CHOICES:
         requested = f"{prompts} prompts with n = {count} are {prompts * count} choices"
         raise InvalidRequest("n", f"{requested}; at most {MOST_CHOICES} are allowed")
-
-
-#: msgspec would encode these as base64 text.
-_AS_THEY_ARE = (bytes, bytearray, memoryview)
-
-
-def typed(value: object, kind: Any, field: str) -> Any:
-    """``value`` as a ``kind``, numpy's and torch's numbers as Python's; raises for any other type, naming the field."""
-    try:
-        value = msgspec.to_builtins(value, builtin_types=_AS_THEY_ARE, enc_hook=_plain)
-        "".join(strings(value)).encode()  # a lone surrogate, as in a text that is not UTF-8, is a ValueError
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        message, _ = complaint(error)
-        raise InvalidRequest(field, f": {message[0].lower()}{message[1:]}") from None
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidRequest(field, f": {error}") from None
-
-
-def _plain(value: Any) -> Any:
-    """Convert what msgspec does not support: an array, a tensor, one of their numbers, a range, an iterator, a
-    mapping."""
-    if isinstance(value, Mapping):
-        return dict(value)
-    return value.tolist() if hasattr(value, "tolist") else list(value)

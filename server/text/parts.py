@@ -20,6 +20,7 @@ import msgspec
 from msgspec import UNSET
 
 from foresay.server.schemas.chat import Source, StepProvenance, TokenProvenance
+from foresay.spec.names import GRAMMAR
 from foresay.spec.request import Origin, TokenLogprobs
 
 
@@ -144,25 +145,34 @@ def step_of(origin: Origin, kept: int, made: int) -> StepProvenance:
     )
 
 
+def drafters_of(origin: Origin | None, kept: int) -> list[str]:
+    """The drafter of each of the first ``kept`` tokens of a step; "" if the target sampled it."""
+    if origin is None:
+        return [""] * kept
+    names = [
+        GRAMMAR if node <= origin.forced else origin.sources[place] if origin.sources else origin.drafter
+        for place, node in enumerate(origin.path[:kept])
+    ]
+    return names + [""] * (kept - len(names))
+
+
 def tokens_of(
     origin: Origin, tokens: Sequence[int], parts: Sequence[Sequence[Part]], logprobs: Sequence[TokenLogprobs]
 ) -> list[TokenProvenance]:
     """The provenance of a step's tokens that are in the answer. parts: what each adds. logprobs: one for each of them,
     or none."""
-    provenance = [_token(origin, position, token, parts[position]) for position, token in enumerate(tokens)]
+    made = zip(tokens, drafters_of(origin, len(tokens)), parts, strict=True)
+    provenance = [_token(origin.step, depth, *each) for depth, each in enumerate(made, start=1)]
     for token, entry in zip(provenance, logprobs, strict=False):
         token.logprob = entry.logprob
     return provenance
 
 
-def _token(origin: Origin, position: int, token: int, parts: Sequence[Part]) -> TokenProvenance:
-    path = origin.path
-    source: Source = "target" if position >= len(path) else "grammar" if path[position] <= origin.forced else "draft"
-    provenance = TokenProvenance(id=token, text="", step=origin.step, origin=source, depth=0)
-    if source != "target":
-        provenance.depth = position + 1
+def _token(step: int, depth: int, token: int, drafter: str, parts: Sequence[Part]) -> TokenProvenance:
+    source: Source = "target" if not drafter else "grammar" if drafter == GRAMMAR else "draft"
+    provenance = TokenProvenance(id=token, text="", step=step, origin=source, depth=depth if drafter else 0)
     if source == "draft":
-        provenance.drafter = origin.sources[position] if origin.sources else origin.drafter
+        provenance.drafter = drafter
     for part in parts:
         _add_text(provenance, part)
     return provenance

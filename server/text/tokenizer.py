@@ -7,17 +7,18 @@ transformers reads its vocabulary.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
 
 from foresay.server.catalog.formats import TOOLS_VARIABLES
-from foresay.server.text.detokenize import SpelledToken, Spelling
 from foresay.server.text.prompt import ControlTokens, RenderedPrompt, Room
 from foresay.spec.errors import InvalidRequest
 from foresay.verifier.model.errors import ModelError, code_refused
@@ -285,3 +286,87 @@ class Tokenizer:
             reason = str(error).replace(mark, "") if mark else error
             raise InvalidRequest("messages", f"the model's chat template refuses these messages: {reason}") from error
         return RenderedPrompt(str(prompt), mark)
+
+
+# -- the bytes of single tokens ----------------------------------------------------------------------------------------
+# ``decode([id])`` does not give them: half a character becomes U+FFFD, and a space may be stripped.
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_SPACE = "\u2581"
+
+
+class SpelledToken(NamedTuple):
+    r"""raw: the token's bytes. text: with incomplete characters as ``\xf0`` escapes. whole: whether there are none.
+    numbers: the bytes for JSON; shared, so not to be modified.
+    """
+
+    raw: bytes
+    text: str
+    whole: bool
+    numbers: list[int]
+
+    @classmethod
+    def of(cls, spelled: bytes) -> SpelledToken:
+        """Make it from the bytes."""
+        try:
+            text, whole = spelled.decode(), True
+        except UnicodeDecodeError:
+            text, whole = spelled.decode(errors="backslashreplace"), False
+        return cls(spelled, text, whole, list(spelled))
+
+
+class Spelling:
+    """The bytes of every token of a tokenizer (its Rust part). Safe to use from several threads."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+        self._literal = {id: entry.content for id, entry in backend.get_added_tokens_decoder().items()}
+        self._decoders = _decoders(json.loads(backend.decoder.__getstate__())) if backend.decoder else frozenset()
+        self._known: dict[int, SpelledToken] = {}
+
+    def of(self, token: int) -> SpelledToken:
+        """The token's bytes; empty if it has no text (a placeholder id)."""
+        known = self._known.get(token)
+        if known is None:
+            known = self._known[token] = SpelledToken.of(self.raw(token))
+        return known
+
+    def is_stray(self, token: int) -> bool:
+        """Whether it is a byte-fallback token, which stands for a single byte (sentencepiece)."""
+        return "ByteFallback" in self._decoders and bool(_BYTE_TOKEN.fullmatch(self._backend.id_to_token(token) or ""))
+
+    def raw(self, token: int) -> bytes:
+        """Its bytes, without caching."""
+        if token in self._literal:
+            return str(self._literal[token]).encode()
+        piece = self._backend.id_to_token(token)
+        if piece is None:
+            return b""
+        if "ByteLevel" in self._decoders:
+            return _of_byte_level(piece)
+        byte = _BYTE_TOKEN.fullmatch(piece)
+        if byte and "ByteFallback" in self._decoders:
+            return bytes([int(byte[1], 16)])
+        if self._decoders & {"Metaspace", "Replace"}:
+            return str(piece).replace(_SPACE, " ").encode()
+        return str(self._backend.decode([token], skip_special_tokens=False)).encode()
+
+
+def _decoders(state: dict[str, Any]) -> frozenset[str]:
+    """The types of a decoder and of its parts."""
+    return frozenset({state["type"]}).union(*(_decoders(one) for one in state.get("decoders", ())))
+
+
+def _of_byte_level(piece: str) -> bytes:
+    """Bytes from GPT-2's alphabet, in which every byte is a printable character; other text is encoded as UTF-8."""
+    alphabet = _byte_level_alphabet()
+    if all(character in alphabet for character in piece):
+        return bytes(alphabet[character] for character in piece)
+    return piece.encode()
+
+
+@lru_cache(maxsize=1)
+def _byte_level_alphabet() -> dict[str, int]:
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}

@@ -28,7 +28,7 @@ from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.linear import Linear
 from foresay.verifier.model.weights import load
-from foresay.verifier.ops.kernels import chain
+from foresay.verifier.ops.kernels import pdl
 from tests.kernels.compiling import CAPABILITIES, compile_kernel
 
 SOURCE = BUNDLED / "target"
@@ -174,16 +174,16 @@ def test_a_product_and_the_librarys_are_compared_with_nothing_prefetched(monkeyp
     overlap: list[bool] = []
 
     def each(task: Task, calls: Any) -> float:
-        overlap.append(chain.PDL)
+        overlap.append(pdl.PDL)
         return 1e-3
 
-    monkeypatch.setattr(chain, "PDL", True)
+    monkeypatch.setattr(pdl, "PDL", True)
     monkeypatch.setattr(kernels, "each", each)
     lines = Lines(tmp_path / "lines.jsonl", "B", "a card")
     lines.write("bandwidth", "bandwidth", 1e9)
     task = Task("kernels", lines, 0.0, Device("cpu"), TINY)
     found = kernels.product(task, [Linear(torch.randn(8, 16))], torch.randn(1, 16))
-    assert overlap == [False, True, True] and chain.PDL
+    assert overlap == [False, True, True] and pdl.PDL
     assert found["over_library"] == 1.0 and found["share"] == pytest.approx(8 * 16 * 4 / 1e6)
 
 

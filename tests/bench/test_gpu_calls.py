@@ -20,7 +20,7 @@ from bench.gpu import commands, plan, report, settings, steps
 from bench.gpu.device import Device
 from bench.gpu.plan import Step
 from bench.gpu.worker import ENDED, FAILED, LEFT_OUT, Lines, Task
-from foresay.verifier.ops.kernels import chain
+from foresay.verifier.ops.kernels import pdl
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "bench" / "gpu" / "quarter_hour.sh"
@@ -127,7 +127,7 @@ def lines(tmp_path: Path) -> Lines:
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call changes how the processes to come launch kernels."""
-    monkeypatch.setattr(chain, "PDL", chain.PDL)
+    monkeypatch.setattr(pdl, "PDL", pdl.PDL)
     monkeypatch.setenv("TRITON_PDL", "1")
     monkeypatch.setattr(gpu, "GRACE", 0.1)
 
@@ -244,10 +244,10 @@ def test_the_smoke_decides_how_all_that_comes_is_launched(held: bool, lines: Lin
     """In processes of ours, and in the commands that are run. Where it said nothing kernels do not overlap."""
     lines.write("preflight", "missing", [])
     gpu.learn(lines)
-    assert chain.PDL is False and os.environ["TRITON_PDL"] == "0"
+    assert pdl.PDL is False and os.environ["TRITON_PDL"] == "0"
     lines.write("smoke", "overlap", held)
     gpu.learn(lines)
-    assert chain.PDL is held and os.environ["TRITON_PDL"] == str(int(held))
+    assert pdl.PDL is held and os.environ["TRITON_PDL"] == str(int(held))
 
 
 def test_what_pytest_says_counts_even_where_it_did_not_end() -> None:
@@ -262,7 +262,7 @@ def test_what_pytest_says_counts_even_where_it_did_not_end() -> None:
 def test_what_is_compiled_before_is_what_steps_launch(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its figures are thrown away. Switches are shared out among three processes; each is in one of them."""
     tried: list[object] = []
-    monkeypatch.setattr(steps, "SWITCHES", (("kernels.chain", "PDL", tuple(range(2, 9)), 1),))
+    monkeypatch.setattr(steps, "SWITCHES", (("kernels.pdl", "PDL", tuple(range(2, 9)), 1),))
 
     def fails(task: Task, *_: Any) -> None:
         tried.append(task.name)

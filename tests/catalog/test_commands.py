@@ -66,7 +66,7 @@ def test_pull_of_one_of_several_gguf_files_goes_on_where_it_was_broken_off(hub, 
     cache_of_its_own(tmp_path / "xdg", monkeypatch)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.setenv("HF_ENDPOINT", constants.ENDPOINT)
-    command = [sys.executable, "-m", "foresay.server.cli.main", "pull", "owner/model-GGUF"]
+    command = [sys.executable, "-m", "foresay.server.cli", "pull", "owner/model-GGUF"]
     while (done := subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)).returncode:
         assert "download from the hub failed" in done.stderr
     (there,) = (tmp_path / "hf").rglob("snapshots/*/*.gguf")
@@ -142,7 +142,7 @@ def test_what_cannot_be_fetched_is_one_sentence(hub, cache, capsys, arguments, w
 
 def test_a_hub_that_cannot_be_reached_is_one_sentence(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-m", "foresay.server.cli.main", "pull", "Qwen/Qwen3-8B", "--draft"],
+        [sys.executable, "-m", "foresay.server.cli", "pull", "Qwen/Qwen3-8B", "--draft"],
         cwd=ROOT,
         capture_output=True,
         text=True,

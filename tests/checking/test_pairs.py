@@ -7,7 +7,7 @@ import pytest
 from foresay.server.cli.pair import check
 from foresay.server.engine.build import build_engine
 from foresay.spec.errors import ForesayError
-from foresay.verifier.model import kept_weights
+from foresay.verifier.model import weight_cache
 from tests.checking.pairs import FAULTY, SOUND
 
 
@@ -41,7 +41,7 @@ def test_faults_are_errors_and_nothing_is_built(name, models, tmp_path) -> None:
 
 @pytest.mark.parametrize(("most", "words"), [(1 << 30, "later starts map them"), (999, "each start reads")])
 def test_the_folder_of_packed_weights_is_named(most, words, models, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(kept_weights, "LEAST_BYTES", 0)
-    monkeypatch.setattr(kept_weights, "MOST_BYTES", most)
+    monkeypatch.setattr(weight_cache, "LEAST_BYTES", 0)
+    monkeypatch.setattr(weight_cache, "MOST_BYTES", most)
     case = SOUND[next(iter(SOUND))]
     assert words in check(case.config(models, tmp_path)).rows["packed"]

@@ -38,5 +38,5 @@ def run(work: Path, *command: str, **variables: str) -> subprocess.CompletedProc
 
 def launched(name: str, url: str, work: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """``foresay launch NAME`` on a server that is there."""
-    line = [sys.executable, "-m", "foresay.server.cli.main", "launch", name, "--url", url, "--", *words]
+    line = [sys.executable, "-m", "foresay.server.cli", "launch", name, "--url", url, "--", *words]
     return run(work, *line, PYTHONPATH=str(ROOT))

@@ -11,8 +11,8 @@ from itertools import pairwise
 
 import pytest
 
-from foresay.drafters.suffix.contexts import MOST_CONTEXT, MOST_POSITIONS, Contexts, History
 from foresay.drafters.suffix.drafter import PIECE, Slices, SuffixDrafter
+from foresay.drafters.suffix.suffix_tree import MOST_CONTEXT, MOST_POSITIONS, Contexts, History
 from foresay.spec.tree import TreeShape
 from tests.drafters.texts import sequence
 

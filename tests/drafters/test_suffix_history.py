@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import random
 
-from foresay.drafters.suffix.contexts import MOST_SALTS, History
 from foresay.drafters.suffix.drafter import SuffixDrafter
+from foresay.drafters.suffix.suffix_tree import MOST_SALTS, History
 from foresay.spec.tree import TreeShape
 from tests.drafters.texts import answered, letters, proposed, sequence
 

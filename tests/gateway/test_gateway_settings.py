@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from foresay.server.cli import serving
-from foresay.server.cli.command import base_url
 from foresay.server.cli.main import main
 from foresay.server.http.auth import AuthMiddleware
 from foresay.server.settings.config import ServeConfig
@@ -116,4 +115,4 @@ def test_the_banner_says_who_may_ask_and_shows_no_key():
     line = serving.try_line("https://127.0.0.1:1", "m", keyed=True)
     assert '-H "Authorization: Bearer $FORESAY_API_KEY"' in line and "/v1/completions " in line
     assert "/v1/chat/completions " in serving.try_line("https://127.0.0.1:1", "m", chats=True)
-    assert base_url("0.0.0.0", 8000, "https") == "https://127.0.0.1:8000"
+    assert ServeConfig(host="0.0.0.0", ssl_certfile="c", ssl_keyfile="k").base_url(8000) == "https://127.0.0.1:8000"

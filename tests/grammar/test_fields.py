@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from foresay.server.schemas.chat import CompletionRequest
-from foresay.server.text.grammars.fields import MOST_REGEX_BYTES, wanted
+from foresay.server.text.grammars.answers import wanted
+from foresay.server.text.grammars.fields import MOST_REGEX_BYTES
 from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import Grammar
 from tests.grammar.oracle import accepts

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from foresay.verifier.ops.kernels.cpu import kept
+from foresay.verifier.ops.kernels.cpu import kernel_cache
 from foresay.verifier.ops.kernels.cpu.jit import Processor
 from tests.verifier.conftest import PROCESSORS, lesser
 
@@ -10,7 +10,7 @@ from tests.verifier.conftest import PROCESSORS, lesser
 @pytest.fixture(autouse=True)
 def _patched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are written: some by tests, and some by what tests have patched."""
-    monkeypatch.setattr(kept, "unpatched", False)
+    monkeypatch.setattr(kernel_cache, "unpatched", False)
 
 
 @pytest.fixture(params=[*PROCESSORS, "plain"])

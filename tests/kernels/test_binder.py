@@ -34,9 +34,9 @@ from foresay.verifier.model.weights import allocate
 from foresay.verifier.model_runner import ModelRunner
 from foresay.verifier.ops import attention
 from foresay.verifier.ops.attention import rotate_and_store
-from foresay.verifier.ops.kernels import chain, linear
+from foresay.verifier.ops.kernels import linear, pdl
 from foresay.verifier.ops.kernels.blocked import BlockedWeight
-from foresay.verifier.ops.kernels.chain import capability
+from foresay.verifier.ops.kernels.pdl import capability
 from foresay.verifier.ops.records import Norm, Rotation
 from foresay.verifier.ops.rows import add_norm
 from tests.heads.writing import write_config
@@ -257,13 +257,13 @@ def test_the_switch_decides_whether_kernels_overlap(monkeypatch) -> None:
     """Read at each launch: what was compiled to overlap is not what is launched after it."""
     x, weight = (torch.empty(size, 4096, device=DEVICE, dtype=torch.bfloat16) for size in (1, 4096))
     for able in (True, False):
-        monkeypatch.setattr(chain, "PDL", able)
+        monkeypatch.setattr(pdl, "PDL", able)
         with bound(compiling=True) as launches:
             linear.linear(x, weight)
         assert {made.metadata.launch_pdl for made in launches.binaries.values()} == {able}
         assert {"griddepcontrol" in made.asm["ptx"] for made in launches.binaries.values()} == {able}
     with bound() as launches:
         for able in (True, False, True):
-            monkeypatch.setattr(chain, "PDL", able)
+            monkeypatch.setattr(pdl, "PDL", able)
             linear.linear(x, weight)
     assert launches.variants["linear_tiles"] == 2 and launches.kernels["linear_tiles"] == 3

@@ -18,7 +18,7 @@ from foresay.verifier.ops.kernels.cpu import launch
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.launch import Compiled, borrowed, recording, room
 from foresay.verifier.ops.kernels.cpu.threads import Team, Threads, give_way, use, wanted
-from foresay.verifier.ops.kernels.cpu.traced import ReadsNumbers
+from foresay.verifier.ops.kernels.cpu.torch_ops import ReadsNumbers
 from foresay.verifier.ops.kernels.cpu.values import I64
 from foresay.verifier.ops.kernels.cpu.walk import PLACES, walker
 from foresay.verifier.ops.records import Norm

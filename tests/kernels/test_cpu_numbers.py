@@ -8,8 +8,8 @@ from torch import Tensor
 
 from foresay.spec.sample import gumbel_row, noise_bits
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
-from foresay.verifier.ops.kernels.cpu.choice import PositionNoise
 from foresay.verifier.ops.kernels.cpu.launch import Compiled
+from foresay.verifier.ops.kernels.cpu.topk import PositionNoise
 from foresay.verifier.ops.kernels.cpu.values import F32, I32, I64, LANES, OF_TORCH, vector
 
 

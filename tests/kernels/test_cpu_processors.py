@@ -24,9 +24,9 @@ from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
 from foresay.verifier.model.linear import Linear
 from foresay.verifier.ops.eager import Op
-from foresay.verifier.ops.kernels.cpu import attention, candidates, compiler, integer_product, kept, launch, rounded
+from foresay.verifier.ops.kernels.cpu import attention, candidates, integer_product, kernel_cache, launch, rounded
 from foresay.verifier.ops.kernels.cpu.attention import Scores
-from foresay.verifier.ops.kernels.cpu.compiler import CompilationFailed
+from foresay.verifier.ops.kernels.cpu.compiler import CompilationFailed, Compiler, Job
 from foresay.verifier.ops.kernels.cpu.jit import Processor
 from foresay.verifier.ops.kernels.cpu.launch import Compiled
 from foresay.verifier.ops.kernels.cpu.product import ProductShape
@@ -111,8 +111,8 @@ def uncompiled(processor: Processor, requests: list[Asked]) -> list[str]:
         text = write.write(*constants).text()
         key = processor.key_of("object", text)
         try:
-            if kept.find(key) is None:
-                kept.keep(key, processor.compiled(text))
+            if kernel_cache.find(key) is None:
+                kernel_cache.keep(key, processor.compiled(text))
         except CompilationFailed as error:
             faults.append(f"{write.write.__qualname__}{constants}: {error}")
     return faults
@@ -187,12 +187,12 @@ def test_a_kernel_that_ends_llvm_does_not_end_us() -> None:
 
 def test_a_kernel_that_takes_too_long_is_given_up(monkeypatch) -> None:
     """Products of numbers of 40,000 bits, that is."""
-    monkeypatch.setattr(compiler, "SECONDS", 1)
+    monkeypatch.setattr("foresay.verifier.ops.kernels.cpu.compiler.SECONDS", 1)
     of, lines = "i40000", ["%x = load i40000, ptr %to"]
     lines += [f"%y{at} = mul {of} %{f'y{at - 1}' if at else 'x'}, %x" for at in range(40)]
     text = "define void @vast(ptr %to) {\n" + "\n".join([*lines, f"store {of} %y39, ptr %to", "ret void", "}"])
     with pytest.raises(CompilationFailed, match="LLVM takes more than 1 s"):
-        compiler.Compiler()(compiler.Job(text, Processor.here().triple, Processor.here().name, ""))
+        Compiler()(Job(text, Processor.here().triple, Processor.here().name, ""))
 
 
 @pytest.fixture
@@ -236,7 +236,7 @@ def test_fewer_rows_at_once_have_the_same_bits(monkeypatch, nothing_kept, name, 
 
     for write in (rounded.kernel_of, integer_product.kernel_of):
         monkeypatch.setattr(write, "_made", {})
-    shutil.rmtree(kept.directory())
+    shutil.rmtree(kernel_cache.directory())
     failing(monkeypatch, first_of_a_kind)
     assert torch.equal(found.gated(x), whole)
     assert launch.compromises == ["multiply: error: register allocation failed"]
@@ -270,7 +270,7 @@ def test_where_llvm_compiles_nothing_torch_computes(monkeypatch, nothing_kept) -
     here = Processor.here()
     unknown = Unknown(here.name, here.features)
     monkeypatch.setattr(Processor, "here", classmethod(lambda cls: unknown))
-    shutil.rmtree(kept.directory(), ignore_errors=True)  # it is not there if other tests compiled what is needed
+    shutil.rmtree(kernel_cache.directory(), ignore_errors=True)  # absent if other tests compiled what is needed
     after, engine = answer()
     assert after == before
     assert engine.info.warnings == (

@@ -18,7 +18,7 @@ import torch
 
 from foresay.server.engine.costs import digest
 from foresay.server.settings.config import EngineConfig
-from foresay.verifier.ops.kernels.cpu import kept
+from foresay.verifier.ops.kernels.cpu import kernel_cache
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.jit import Processor
 from foresay.verifier.ops.kernels.cpu.launch import Compiled, Launcher
@@ -81,7 +81,7 @@ def multiplied(factor: int) -> int:
     """By that kernel, as a process does that begins now."""
     numbers = torch.tensor([21, 0])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kept, "unpatched", True)
+        patch.setattr(kernel_cache, "unpatched", True)
         Compiled(times)(factor)(numbers[:1], numbers[1:])
     return int(numbers[1])
 
@@ -90,7 +90,7 @@ def test_of_the_same_sources_a_kernel_is_not_even_written_again(folder, compilat
     WRITTEN.clear()
     assert multiplied(2) == multiplied(2) == 42 and multiplied(3) == 63
     assert WRITTEN == [2, 3] and len(compilations) == 2
-    monkeypatch.setattr(kept, "sources", lambda: "edited since")
+    monkeypatch.setattr(kernel_cache, "sources", lambda: "edited since")
     assert multiplied(2) == 42
     assert WRITTEN == [2, 3, 2] and len(compilations) == 2, (
         "of another state it is; of the same text, it is not compiled"
@@ -153,17 +153,17 @@ def test_without_xdg_it_is_below_home(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for nothing in ("", "not/absolute"):
         monkeypatch.setenv("XDG_CACHE_HOME", nothing)
-        assert kept.directory() == tmp_path / "home" / ".cache" / "foresay" / "kernels"
+        assert kernel_cache.directory() == tmp_path / "home" / ".cache" / "foresay" / "kernels"
 
 
 def test_what_was_not_used_for_longest_makes_room(folder, monkeypatch) -> None:
     """Names that begin so make room, one in 256."""
-    monkeypatch.setattr(kept, "_MOST", 3 * 4096)
+    monkeypatch.setattr(kernel_cache, "_MOST", 3 * 4096)
     for number in range(3):
-        kept.keep(f"00{number}", b"code")
+        kernel_cache.keep(f"00{number}", b"code")
         os.utime(folder / f"00{number}", (number, number))
-    assert kept.find("000") == b"code", "used just now"
-    kept.keep("003", b"code")
+    assert kernel_cache.find("000") == b"code", "used just now"
+    kernel_cache.keep("003", b"code")
     assert sorted(path.name for path in folder.iterdir()) == ["000", "002", "003"]
 
 
@@ -172,8 +172,8 @@ def test_what_cannot_be_locked_is_kept_under_a_name_of_its_own(folder, monkeypat
     monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(number, os.strerror(number))))
     monkeypatch.setattr(os, "replace", replace := Mock(side_effect=os.replace))
     for _ in range(2):
-        kept.keep("key", b"code")
-    assert kept.find("key") == b"code" and [path.name for path in folder.iterdir()] == ["key"]
+        kernel_cache.keep("key", b"code")
+    assert kernel_cache.find("key") == b"code" and [path.name for path in folder.iterdir()] == ["key"]
     parts = {call.args[0].name for call in replace.call_args_list}
     assert len(parts) == 2 and all(part.startswith(f"key.{os.getpid()}.") for part in parts)
 
@@ -184,20 +184,20 @@ def test_sources_are_the_same_in_a_container_that_starts_again(monkeypatch) -> N
     monkeypatch.setattr(Path, "stat", lambda path, **how: SimpleNamespace(
         **{name: getattr(found(path, **how), name) for name in names} | changed
     ))  # fmt: skip
-    before = [kept.sources.__wrapped__(), digest(EngineConfig(), [Path(__file__).parent])]
+    before = [kernel_cache.sources.__wrapped__(), digest(EngineConfig(), [Path(__file__).parent])]
     changed.update(st_dev=1, st_ctime_ns=1)
-    assert [kept.sources.__wrapped__(), digest(EngineConfig(), [Path(__file__).parent])] == before
+    assert [kernel_cache.sources.__wrapped__(), digest(EngineConfig(), [Path(__file__).parent])] == before
     changed.update(st_mtime_ns=1)
-    assert kept.sources.__wrapped__() != before[0]
+    assert kernel_cache.sources.__wrapped__() != before[0]
 
 
 @pytest.mark.parametrize("most", [100, 1000])
 def test_a_kernel_that_is_kept_looks_at_no_other(folder, monkeypatch, most) -> None:
     """But seldom, and only where there are too many."""
-    monkeypatch.setattr(kept, "_MOST", most * 4096)
+    monkeypatch.setattr(kernel_cache, "_MOST", most * 4096)
     folder.mkdir(mode=0o700, parents=True)
     for number in range(200):
-        (folder / kept.key_of("old", str(number))).write_bytes(b"code")
+        (folder / kernel_cache.key_of("old", str(number))).write_bytes(b"code")
     looks, found = [0], os.stat
 
     def counted(*path: Any, **how: Any) -> os.stat_result:
@@ -205,12 +205,12 @@ def test_a_kernel_that_is_kept_looks_at_no_other(folder, monkeypatch, most) -> N
         return found(*path, **how)
 
     monkeypatch.setattr(os, "stat", counted)
-    names = [*(kept.key_of("new", str(number)) for number in range(300)), "000"]
+    names = [*(kernel_cache.key_of("new", str(number)) for number in range(300)), "000"]
     for name in names:
-        kept.keep(name, b"code")
+        kernel_cache.keep(name, b"code")
     monkeypatch.setattr(os, "stat", found)
     assert looks[0] <= 4 * len(names)
-    assert kept.find(names[-1]) == b"code"
+    assert kernel_cache.find(names[-1]) == b"code"
     assert len(list(folder.iterdir())) == min(most, 501)
 
 
@@ -226,12 +226,12 @@ def test_our_processes_note_the_sources_before_they_import_them(begin: str, fold
     """Noted later, after an upgrade in place, they would be those of code that they do not run."""
     code = f"""
 import sys
-from foresay.verifier.ops.kernels.cpu import kept
+from foresay.verifier.ops.kernels.cpu import kernel_cache
 known = []
-kept.sources = lambda: known.append({{name for name in sys.modules if name.startswith("foresay.verifier")}})
+kernel_cache.sources = lambda: known.append({{name for name in sys.modules if name.startswith("foresay.verifier")}})
 {begin}
 ours = {{"foresay.verifier.ops.kernels.cpu.launch", "foresay.verifier.ops.kernels.cpu.product"}}
-print(known[0] & ours, kept.unpatched)
+print(known[0] & ours, kernel_cache.unpatched)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "set() True"

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from foresay.server.settings.resolved import BUNDLED
-from foresay.verifier.ops.kernels.cpu import kept
+from foresay.verifier.ops.kernels.cpu import kernel_cache
 from tests.models.switching import NAMES
 from tests.server.live import LiveServer, openai_client
 from tests.server.wire import until
@@ -25,7 +25,7 @@ class Restarted:
     def __init__(self, folder: Path) -> None:
         self.folder, cache = folder, folder / "cache" / "foresay"
         cache.mkdir(parents=True)
-        (cache / "kernels").symlink_to(kept.directory())
+        (cache / "kernels").symlink_to(kernel_cache.directory())
         self.files = cache / "kv"
         models = "".join(
             f'[models.{name}]\ntarget = "{BUNDLED / kind}"\n'

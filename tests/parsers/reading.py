@@ -8,7 +8,7 @@ from functools import partial
 
 from foresay.server.catalog.formats import FORMATS, ToolFormat
 from foresay.server.text.parsers.chat_format import output
-from foresay.server.text.parsers.parser import ParsedAnswer, ScriptParser
+from foresay.server.text.parsers.script import ParsedAnswer, ScriptParser
 from foresay.server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart, joined
 
 THINK = ("<think>", "</think>")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from foresay.server.catalog.formats import FORMATS
 from foresay.server.text.parsers.chat_format import messages, output
-from foresay.server.text.parsers.parser import ParsedAnswer, ScriptParser
+from foresay.server.text.parsers.script import ParsedAnswer, ScriptParser
 from foresay.server.text.parts import Part, ToolCallPart, joined, part_text
 from tests.parsers.asking import TOOL, USER, ask, chunks_of, engine_saying
 from tests.parsers.families import family_tokenizer, written

@@ -16,7 +16,7 @@ from llguidance.hf import from_tokenizer
 
 from foresay.server.catalog.formats import FORMATS
 from foresay.server.text.parsers.chat_format import begun, messages
-from foresay.server.text.parsers.parser import ParsedAnswer, ScriptParser
+from foresay.server.text.parsers.script import ParsedAnswer, ScriptParser
 from foresay.server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart, joined
 from tests.parsers.asking import SCHEMA, TOOL, USER, ask, chunks_of, engine_saying, prompt_of
 from tests.server.scripted import served

@@ -16,7 +16,7 @@ from foresay.spec.adjust import Adjustment
 from foresay.spec.constrain import Guarded
 from foresay.spec.protocols import Rows
 from foresay.verifier import model_runner
-from foresay.verifier.ops.kernels.cpu import attention, kept, linear
+from foresay.verifier.ops.kernels.cpu import attention, kernel_cache, linear
 from foresay.verifier.ops.kernels.cpu.asm import Variable
 from foresay.verifier.ops.kernels.cpu.launch import Compiled
 from foresay.verifier.ops.kernels.cpu.values import F32, Value
@@ -24,7 +24,7 @@ from foresay.verifier.ops.kernels.cpu.values import F32, Value
 
 def rewritten(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str, kernel: type) -> None:
     """Kernels that the class of this name writes in the module are written by another one from now on."""
-    monkeypatch.setattr(kept, "unpatched", False)
+    monkeypatch.setattr(kernel_cache, "unpatched", False)
     monkeypatch.setattr(module, name, kernel)
     for each, found in vars(module).items():
         if isinstance(found, Compiled):

@@ -15,7 +15,7 @@ from foresay.verifier.model.errors import UnsupportedArchitecture
 from foresay.verifier.model.families import FAMILIES
 from foresay.verifier.model.families.family import Family, attention, layer_count, mlp
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.nodes import Layer, Stack
+from foresay.verifier.model.layers import Layer, Stack
 from foresay.verifier.model.products import NormKind
 from foresay.verifier.model.rope_config import read_rope
 from tests.same_tokens.models import Pair, blur

@@ -19,7 +19,7 @@ from foresay.kvpaging import PagePool, PageTable
 from foresay.server.engine.build import build_engine
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import BUNDLED
-from foresay.server.text.detokenize import Spelling
+from foresay.server.text.tokenizer import Spelling
 from foresay.spec.errors import ConfigurationError
 from foresay.spec.tree import TreeShape
 from tests.drafters.test_draft_model import running

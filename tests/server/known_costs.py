@@ -47,7 +47,7 @@ def give(patch: pytest.MonkeyPatch) -> None:
     the user's cache, nor do those of servers started from here, unless they are set to."""
     patch.setenv("FORESAY_WEIGHT_CACHE", "false")
     patch.setenv("FORESAY_KV_DISK", "off")
-    patch.setattr("foresay.verifier.model.kept_weights.LEAST_BYTES", sys.maxsize)
+    patch.setattr("foresay.verifier.model.weight_cache.LEAST_BYTES", sys.maxsize)
     patch.setattr(client, "Costs", known)
     patch.setattr("foresay.server.engine.build.Costs", known)
     patch.setattr("foresay.server.engine_process.local.Costs", known)

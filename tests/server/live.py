@@ -34,7 +34,7 @@ class LiveServer:
         self._log = log
         if "--draft" not in flags:
             flags = ("--draft", "bundled", "--draft-tokens", "4", *flags)
-        module = "foresay.server.cli.main" if measures else "tests.server.known_costs"
+        module = "foresay.server.cli" if measures else "tests.server.known_costs"
         command = [sys.executable, "-m", module, "serve", "--port", "0", *flags]
         with log.open("wb") as errors:
             environment = {**os.environ, **(variables or {})}

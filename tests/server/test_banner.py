@@ -7,7 +7,6 @@ import shlex
 import pytest
 
 from foresay.server.cli import serving
-from foresay.server.cli.command import base_url
 from foresay.server.settings.config import ServeConfig
 from foresay.spec.request import EngineInfo
 
@@ -80,7 +79,7 @@ def test_the_line_to_try_is_one_shell_command_with_a_json_body() -> None:
     ],
 )
 def test_an_address_others_can_reach_is_warned_about(host: str, url: str, warned: bool) -> None:
-    assert base_url(host, 80) == url
+    assert ServeConfig(host=host).base_url(80) == url
     assert bool(serving.warnings(ServeConfig(host=host))) is warned
     assert serving.access(ServeConfig(host=host)).startswith("anyone" if warned else "this machine")
 

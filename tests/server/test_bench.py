@@ -14,7 +14,7 @@ from foresay import Engine
 from foresay.drafters.training.prompts import Prompt
 from foresay.server.cli.bench import measure
 from foresay.server.cli.main import main
-from foresay.server.engine_process.text_stream import TextStream
+from foresay.server.engine_process.local import TextStream
 from foresay.server.settings.config import BenchConfig
 from foresay.server.text.tokenizer import Tokenizer
 from foresay.spec.request import Request
@@ -75,20 +75,6 @@ def test_the_command_for_the_winner_keeps_the_shape(ways: Clock, capsys) -> None
 def test_no_drafter_is_named_where_none_gains(ways: Clock, capsys) -> None:
     *_, last = run(capsys, "--prompt", "a", "--compare", "ngram,suffix")
     assert last == NONE_GAINS
-
-
-def test_a_gain_on_a_crowded_machine_is_not_reported(ways: Clock, capsys, monkeypatch) -> None:
-    monkeypatch.setattr(Engine, "crowded", 0.26)
-    why = "other programs kept the cores busy for 26% of the time; run this again when it is quiet"
-    *_, row, _none, output, last = run(capsys, "--prompt", "a", "--compare", "ngram")
-    assert row.endswith("(cannot tell)")
-    assert output == f"ngram: cannot tell how much it gains: {why}"
-    assert last == NONE_GAINS
-    *_, _none, output, last = run(capsys, "--prompt", "a", "--compare", "ngram", "suffix")
-    assert (output, last) == (f"ngram, suffix: cannot tell how much each gains: {why}", NONE_GAINS)
-    *_, last = run(capsys, "--prompt", "a", "--draft", "ngram")
-    assert last.startswith("cannot tell how much drafts gain (")
-    assert last.endswith(f"times as fast with drafts): {why}; both wrote the same tokens")
 
 
 def test_where_nothing_is_drafted_a_difference_is_noise(ways: Clock, capsys, monkeypatch) -> None:

@@ -113,8 +113,9 @@ def test_what_a_server_measured_is_known_to_those_that_start_within_a_day(
     measured.keep()
     assert later.recall() and later == measured
     assert not Costs("others").recall()
-    for moved in (86_400, -1):
-        monkeypatch.setattr(time, "time", lambda moved=moved: measured.measured + moved)
+    now = time.time()
+    for moved in (86_401, -2):
+        monkeypatch.setattr(time, "time", lambda moved=moved: now + moved)
         assert not Costs("these").recall()
     monkeypatch.undo()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
-from foresay.server.text.detokenize import Detokenizer, SpelledToken, Spelling, StopSearch
+from foresay.server.text.choice import Detokenizer, StopSearch
 from foresay.server.text.prompt import RenderedPrompt
-from foresay.server.text.tokenizer import Tokenizer
+from foresay.server.text.tokenizer import SpelledToken, Spelling, Tokenizer
 from tests.server.conftest import byte_level_tokenizer, sentencepiece_tokenizer
 
 FAMILY = "👩\u200d👩\u200d👧\u200d👦"
@@ -75,7 +75,7 @@ def test_special_tokens_are_shown_only_on_request(tokenizer):
     assert "".join(map(shown.step, ids)) + shown.flush() == "a<|end|>b"
 
 
-class CountingDecoder:
+class CountingDecoder(Tokenizer):
     """Remembers the most ids it was asked to decode at once."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:

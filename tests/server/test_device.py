@@ -14,7 +14,7 @@ from foresay.server.engine.numbers import bits_of, choose_dtype, with_kv
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import BUNDLED, CannotRun
 from foresay.verifier.model.config import ModelConfig, parameters
-from foresay.verifier.model.nodes import Stack
+from foresay.verifier.model.layers import Stack
 
 GIB = 1 << 30
 HOPPER = Device("cuda:0", 139 * GIB, 138 * GIB, "NVIDIA H200", (9, 0))

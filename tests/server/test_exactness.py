@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from foresay.server.engine.build import build_engine
 from foresay.server.engine.handover import exactness_of
 from foresay.server.settings.config import EngineConfig
 from foresay.verifier.model.decoder import Decoder
-from foresay.verifier.ops.kernels.cpu import kept
+from foresay.verifier.ops.kernels.cpu import kernel_cache
 from tests.same_tokens import mutations
 from tests.verifier.families import make
 from tests.verifier.gguf_files import cache_of_its_own
@@ -19,12 +20,12 @@ from tests.verifier.reading import Reader, load_decoder
 DAY = 86400.0
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1.8e9
-
-    def __call__(self) -> float:
-        return self.now
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Its one entry is the time."""
+    now = [1.8e9]
+    monkeypatch.setattr(time, "time", lambda: now[0])
+    return now
 
 
 @pytest.fixture(autouse=True)
@@ -45,24 +46,23 @@ def reader(decoder: Decoder) -> Reader:
     return Reader(decoder)
 
 
-def start(reader: Reader, clock: Clock, of: str = "these") -> tuple[str, list[str]]:
+def start(reader: Reader, of: str = "these") -> tuple[str, list[str]]:
     """A start: what is found, and what was done for it."""
     output: list[str] = []
-    found = exactness_of(of, reader.model, reader.pool, output.append, clock)
+    found = exactness_of(of, reader.model, reader.pool, output.append)
     assert found.exact
     return found.reason, output
 
 
-def test_a_second_start_of_the_same_within_a_day_does_not_probe(reader) -> None:
-    clock = Clock()
-    reason, output = start(reader, clock)
+def test_a_second_start_of_the_same_within_a_day_does_not_probe(reader, clock) -> None:
+    reason, output = start(reader)
     assert output == ["probing exactness"] and reason == "rows are bit-equal in any batch (probed)"
-    clock.now += DAY - 1
-    reason, output = start(reader, clock)
+    clock[0] += DAY - 1
+    reason, output = start(reader)
     assert output == [] and reason.endswith("(probed at an earlier start, 2027-01-15 08:00 UTC)")
-    assert start(reader, clock, "others")[1] == ["probing exactness"]
-    clock.now += 2
-    assert start(reader, clock)[1] == ["probing exactness"]
+    assert start(reader, "others")[1] == ["probing exactness"]
+    clock[0] += 2
+    assert start(reader)[1] == ["probing exactness"]
 
 
 def test_an_engine_says_that_it_was_probed_before() -> None:
@@ -77,11 +77,11 @@ def test_what_is_not_exact_is_never_kept(reader, monkeypatch) -> None:
     with monkeypatch.context() as patch:
         mutations.values_by_slot(patch)
         assert not exactness_of("these", reader.model, reader.pool, lambda phase: None).exact
-    assert start(reader, Clock())[1] == ["probing exactness"]
+    assert start(reader)[1] == ["probing exactness"]
 
 
-@pytest.mark.parametrize("content", [b"", b"never", b"nan", b"1e99"])
+@pytest.mark.parametrize("content", [b"", b"never", b"[NaN,true]", b"[1e99,true]", b"[true]", b"[1,null]"])
 def test_a_finding_that_cannot_be_read_is_none(reader, content, monkeypatch) -> None:
-    start(reader, Clock())
-    monkeypatch.setattr(kept, "find", lambda key: content)
-    assert start(reader, Clock())[1] == ["probing exactness"]
+    start(reader)
+    monkeypatch.setattr(kernel_cache, "find", lambda key: content)
+    assert start(reader)[1] == ["probing exactness"]

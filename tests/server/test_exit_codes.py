@@ -46,7 +46,7 @@ WITH_MODEL = {
 
 def foresay(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("FORESAY_")}
-    command = [sys.executable, "-m", "foresay.server.cli.main", *arguments]
+    command = [sys.executable, "-m", "foresay.server.cli", *arguments]
     environment = kept | {"HF_HUB_OFFLINE": "1"} | more
     return subprocess.run(
         command, capture_output=True, text=True, timeout=240, env=environment, stdin=subprocess.DEVNULL
@@ -93,14 +93,14 @@ def test_a_reader_that_is_gone_is_1() -> None:
     for words in (["version"], ["config"], ["--help"]):
         reading, writing = os.pipe()
         os.close(reading)
-        command = [sys.executable, "-m", "foresay.server.cli.main", *words]
+        command = [sys.executable, "-m", "foresay.server.cli", *words]
         done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, timeout=60)
         os.close(writing)
         assert (done.returncode, done.stderr) == (1, b"")
 
 
 def test_closed_streams_are_no_error() -> None:
-    command = ["sh", "-c", 'exec "$@" <&- >&-', "sh", sys.executable, "-m", "foresay.server.cli.main", "version"]
+    command = ["sh", "-c", 'exec "$@" <&- >&-', "sh", sys.executable, "-m", "foresay.server.cli", "version"]
     done = subprocess.run(command, stderr=subprocess.PIPE, timeout=60)
     assert (done.returncode, done.stderr) == (0, b"")
 
@@ -108,7 +108,7 @@ def test_closed_streams_are_no_error() -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a file that is always full")
 def test_a_full_disk_is_1() -> None:
     with Path("/dev/full").open("w") as full:
-        command = [sys.executable, "-m", "foresay.server.cli.main", "--help"]
+        command = [sys.executable, "-m", "foresay.server.cli", "--help"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, timeout=60)
     said = b"foresay: the output cannot be written: No space left on device\n"
     assert (done.returncode, done.stderr) == (1, said)
@@ -162,11 +162,10 @@ SCRIPT: str = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["s
 
 
 WAYS = {
-    "module": ["-m", "foresay.server.cli.main"],
     "package": ["-m", "foresay.server.cli"],
     "script": ["-c", f"from {SCRIPT.replace(':', ' import ')} as run; run()"],
 }
-MODULES = ["msgspec", "foresay.server.cli.bench", "foresay.verifier.model.families.endings"]
+MODULES = ["msgspec", "foresay.server.cli.bench", "foresay.verifier.model.families.layer_extras"]
 
 
 @pytest.mark.parametrize(("way", "module"), alternating(list(WAYS), MODULES))

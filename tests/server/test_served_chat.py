@@ -21,8 +21,8 @@ from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
 from foresay.server.cli import chat, served
-from foresay.server.cli.command import stopping
 from foresay.server.cli.main import main
+from foresay.server.cli.progress import stopping
 from foresay.server.cli.serve import ServerGone, answer
 from foresay.server.cli.served import ServedModel, ServedStream
 from foresay.server.settings.config import SamplingConfig

@@ -11,7 +11,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from foresay.server.cli.command import Stages
+from foresay.server.cli.progress import Stages
 from foresay.server.settings.resolved import BUNDLED
 from tests.server.live import LiveServer
 from tests.server.terminal import Terminal

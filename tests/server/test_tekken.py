@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher
 
-from foresay.server.engine.vocabulary import tokenizer, vocabulary
+from foresay.server.engine.vocabulary import tokenizer
 from foresay.server.schemas.chat import Function
 from foresay.server.text.conversation import Offer
 from foresay.server.text.grammars.answers import tool_call_grammar
@@ -74,7 +74,8 @@ def test_texts_come_back_as_they_were(directory: Path, loaded: Tokenizer, text: 
 
 
 def test_the_engine_reads_the_same_vocabulary(directory: Path, loaded: Tokenizer) -> None:
-    assert len(vocabulary(directory) or ()) == ROOM + 256 + len(MERGED)
+    found = tokenizer(directory)
+    assert found is not None and found.get_vocab_size() == ROOM + 256 + len(MERGED)
     style = ChatFormat.of(loaded)
     assert (style.calls, style.thinks) == ("mistral", ("[THINK]", "[/THINK]"))
     compiler = GrammarCompiler.load(directory, loaded.vocab_size, [2])

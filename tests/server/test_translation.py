@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer, models, processors
 
 from foresay.server.engine.vocabulary import LEAST_SHARE, SMALL_SHARE, TokenTable, Translation, translation
 from foresay.server.settings.resolved import CannotRun
-from foresay.server.text.detokenize import Spelling
+from foresay.server.text.tokenizer import Spelling
 from foresay.verifier.model.config import ModelConfig
 from tests.same_tokens.test_directories import write_tokenizer
 from tests.same_tokens.vocabularies import write_sentencepiece
@@ -209,10 +209,9 @@ def test_what_hardly_says_a_text_is_refused(tmp_path, model, letters, enough) ->
 
 
 def test_a_lexicon_counts_a_token_once(tmp_path, model) -> None:
-    token_table = TokenTable.read(byte_level(tmp_path, "<|end|>"), with_ends(model, 290, 335))
-    assert token_table is not None
+    directory = byte_level(tmp_path, "<|end|>")
+    token_table = TokenTable.of(tokenizer(directory), directory, with_ends(model, 290, 335))
     assert (len(token_table), token_table.ends, token_table.begin) == (291, (290,), None)
-    assert TokenTable.read(tmp_path, model) is None
 
 
 def test_what_a_draft_models_tokenizer_puts_first_may_be_no_token_of_it(model, tmp_path) -> None:
@@ -223,6 +222,5 @@ def test_what_a_draft_models_tokenizer_puts_first_may_be_no_token_of_it(model, t
     assert begun >= ROWS
     backend.post_processor = processors.TemplateProcessing(single="<|59|> $A", special_tokens=[("<|59|>", begun)])
     backend.save(str(draft / "tokenizer.json"))
-    token_table = TokenTable.read(draft, model)
-    assert token_table is not None
+    token_table = TokenTable.of(tokenizer(draft), draft, model)
     assert token_table.begin is None

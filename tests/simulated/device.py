@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from foresay.verifier.ops import experts
 from foresay.verifier.ops.eager import Op, references
-from foresay.verifier.ops.kernels.cpu.traced import asks_for_numbers
+from foresay.verifier.ops.kernels.cpu.torch_ops import asks_for_numbers
 from tests.kernels.binder import on_gpu
 
 DEVICE = torch.device("meta")

@@ -20,7 +20,7 @@ from foresay.server.settings.units import bytes_in_words
 from foresay.spec.tree import ROOT_ONLY, TreeShape
 from foresay.verifier.graphs.proposer import DeviceTree, Proposer
 from foresay.verifier.graphs.state import StepState
-from foresay.verifier.model import apart
+from foresay.verifier.model import expert_offload
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.errors import WeightsError
 from tests.same_tokens.captured import captured_engine, copy, run_freely
@@ -110,7 +110,7 @@ def short_of_room(monkeypatch: pytest.MonkeyPatch, settings: EngineConfig) -> li
 
     needed = plan(settings, 160, "float32", model, [], GPU).total
     monkeypatch.setattr(build, "find_device", lambda config: replace(GPU, free=needed - 1))
-    monkeypatch.setattr(apart, "locked", locked)
+    monkeypatch.setattr(expert_offload, "locked", locked)
     return sizes
 
 
@@ -121,11 +121,11 @@ def test_memory_is_locked_as_long_as_a_tensor_is_in_it(monkeypatch) -> None:
         cudaHostRegister=lambda place, count, flags: 0 if count <= 4096 else 2, cudaHostUnregister=unlocked.append
     )
     monkeypatch.setattr(torch.cuda, "cudart", lambda: driver)
-    part = apart.locked(4096).view(torch.int16)[5:]
+    part = expert_offload.locked(4096).view(torch.int16)[5:]
     place = part.data_ptr() - 10
     for count, words in ((8192, "8,192 bytes .*cannot be page-locked .CUDA error 2"), (1 << 50, "cannot be allocated")):
         with pytest.raises(WeightsError, match=words):
-            apart.locked(count)
+            expert_offload.locked(count)
     assert not unlocked
     del part
     assert unlocked == [place], "not what was refused"
@@ -140,7 +140,7 @@ def test_experts_on_the_host_change_no_token(pair, family, quantize, monkeypatch
     with simulated():
         wanted = texts(build_engine(settings))
         sizes = short_of_room(monkeypatch, settings)
-        monkeypatch.setattr(apart, "_NUMBERS", 1000)
+        monkeypatch.setattr(expert_offload, "_NUMBERS", 1000)
         engine = build_engine(settings)
         assert texts(engine) == wanted
         found = list(steps(engine, engine.info.vocab_size, 2))[2:]

@@ -10,9 +10,9 @@ import torch
 
 from foresay.drafters.training import run
 from foresay.drafters.training.run import Run
+from foresay.drafters.training.run_folder import Work
 from foresay.drafters.training.settings import Settings
 from foresay.drafters.training.teacher import Teacher
-from foresay.drafters.training.work import Work
 
 
 def attempt(settings: Settings, out: Path, dies_at: int) -> None:

@@ -14,10 +14,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 from foresay.drafters.heads.draft_model import StudentModel
 from foresay.drafters.heads.lesson import Lesson
 from foresay.drafters.training.run import Run
+from foresay.drafters.training.run_folder import Work
 from foresay.drafters.training.settings import Settings
 from foresay.drafters.training.shapes import default_layers, default_width, draft_shape
 from foresay.drafters.training.teacher import Teacher, _of_gguf
-from foresay.drafters.training.work import Work
 from foresay.kvpaging import PageTable
 from foresay.server.catalog.hub import resolve
 from foresay.server.engine.build import build_engine

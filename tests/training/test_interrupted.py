@@ -113,7 +113,7 @@ def test_no_room_for_the_model(words, full) -> None:
 def test_an_interrupt_says_how_to_go_on(words, tmp_path) -> None:
     longer = [*words, "--steps", "100000"]
     going = subprocess.Popen(
-        [sys.executable, "-m", "foresay.server.cli.main", *longer],
+        [sys.executable, "-m", "foresay.server.cli", *longer],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
     )  # fmt: skip

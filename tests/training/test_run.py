@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file
 
 from foresay.drafters.training.run import Run, rate_at
+from foresay.drafters.training.run_folder import Work
 from foresay.drafters.training.settings import Settings
 from foresay.drafters.training.shapes import draft_vocabulary
 from foresay.drafters.training.teacher import Teacher
-from foresay.drafters.training.work import Work
 from foresay.server.engine.build import build_engine
 from foresay.spec.errors import ForesayError
 from foresay.verifier.heads.config import HeadConfig

@@ -11,8 +11,8 @@ import torch
 
 from foresay.drafters.training import files
 from foresay.drafters.training.files import DiskError
+from foresay.drafters.training.run_folder import Work
 from foresay.drafters.training.settings import Settings
-from foresay.drafters.training.work import Work
 from foresay.spec.errors import ConfigurationError
 
 SETTINGS = Settings("eagle3", "bundled", "p.txt", 40, 24, 12, 4, 5e-3, 3, 0)

@@ -17,11 +17,11 @@ from torch import Tensor
 from foresay.verifier.model.checkpoint import SINGLE, Checkpoint
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.families import FAMILIES
+from foresay.verifier.model.feed_forward import MLP, Experts
 from foresay.verifier.model.gguf.config import PREDICTS, theirs
 from foresay.verifier.model.gguf.file import GgufFile
-from foresay.verifier.model.inner import MLP, Experts
-from foresay.verifier.model.latents import Latent
-from foresay.verifier.model.nodes import Attention
+from foresay.verifier.model.layers import Attention
+from foresay.verifier.model.mla import Latent
 from foresay.verifier.model.recurrences import DECAYS, GatedDelta, Mamba2, Remembering, ShortConv
 from foresay.verifier.model.rope import inverse_frequencies
 from foresay.verifier.model.rope_config import (
@@ -31,7 +31,7 @@ from foresay.verifier.model.rope_config import (
     ProportionalScaling,
     YarnScaling,
 )
-from foresay.verifier.ops.kernels.cpu import kept
+from foresay.verifier.ops.kernels.cpu import kernel_cache
 from tests.verifier.families import of_heads
 
 gguf = pytest.importorskip("gguf")
@@ -43,8 +43,8 @@ TypeOf = Callable[[str], str]
 def cache_of_its_own(directory: Path, patch: pytest.MonkeyPatch) -> None:
     """What is made of files goes here; compiled kernels are found where they were, not compiled again for each test."""
     (directory / "foresay").mkdir(parents=True)
-    kept.directory().mkdir(mode=0o700, parents=True, exist_ok=True)
-    (directory / "foresay" / "kernels").symlink_to(kept.directory())
+    kernel_cache.directory().mkdir(mode=0o700, parents=True, exist_ok=True)
+    (directory / "foresay" / "kernels").symlink_to(kernel_cache.directory())
     patch.setenv("XDG_CACHE_HOME", str(directory))
 
 

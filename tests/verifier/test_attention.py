@@ -15,7 +15,7 @@ from foresay.spec.tree import DraftTree
 from foresay.verifier.forward_batch import ForwardBatch
 from foresay.verifier.model.config import KVShape
 from foresay.verifier.model.forward import attended
-from foresay.verifier.model.nodes import Attention
+from foresay.verifier.model.layers import Attention
 from tests.poison import poison_store
 from tests.verifier.reading import random_parents, scattered, threads
 

@@ -13,8 +13,8 @@ import torch
 from foresay.verifier.model.config import ModelConfig, numbers_per_token
 from foresay.verifier.model.errors import ConfigError, UnsupportedArchitecture
 from foresay.verifier.model.families import FAMILIES
-from foresay.verifier.model.latents import Latent
-from foresay.verifier.model.nodes import Attention, HeadNorm, Stack
+from foresay.verifier.model.layers import Attention, HeadNorm, Stack
+from foresay.verifier.model.mla import Latent
 from foresay.verifier.model.products import NormKind
 from foresay.verifier.model.rope_config import LinearScaling, Llama3Scaling, RopeConfig, YarnScaling
 from tests.verifier import families

@@ -30,7 +30,7 @@ from foresay.server.engine.parameters import quantized
 from foresay.spec.protocols import Rows
 from foresay.spec.tree import DraftTree
 from foresay.verifier.model.config import ModelConfig
-from foresay.verifier.model.written import write
+from foresay.verifier.model.save_quantized import write
 from tests.poison import poison_store
 from tests.verifier.families import FAMILIES, config_of, randomise
 from tests.verifier.reading import Reader, load_decoder, paths, random_parents, random_tokens, random_tree

@@ -26,7 +26,7 @@ from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import BUNDLED
 from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
-from foresay.verifier.model import kept_weights
+from foresay.verifier.model import weight_cache
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Packed
 from foresay.verifier.model.linear import Linear
@@ -42,7 +42,7 @@ SMALL: dict[str, Any] = {"draft": "none", "max_model_len": 64, "kv_tokens": 512,
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     cache_of_its_own(tmp_path / "cache", monkeypatch)
-    monkeypatch.setattr(kept_weights, "LEAST_BYTES", 0)
+    monkeypatch.setattr(weight_cache, "LEAST_BYTES", 0)
     return tmp_path / "cache" / "foresay" / "weights"
 
 
@@ -72,8 +72,8 @@ def parts(found: object) -> Iterator[object]:
 
 
 def assert_kept(packed: Packed) -> None:
-    kept_weights.keep("this", packed)
-    found = kept_weights.find("this")
+    weight_cache.keep("this", packed)
+    found = weight_cache.find("this")
     assert found is not None and list(parts(found)) == list(parts(replace(packed, table=None)))
 
 
@@ -155,7 +155,7 @@ def test_a_table_stays_in_the_models_own_files(folder, tmp_path) -> None:
         table = table_of(directory, ModelConfig.from_directory(directory), torch.bfloat16)
         assert packed.table is not None and table is not None and torch.equal(table, packed.table)
         assert table.dtype is torch.float32 and len(table) == tokens, "as it is stored"
-        kept_weights.keep(str(tokens), packed)
+        weight_cache.keep(str(tokens), packed)
         sizes.append((folder / str(tokens)).stat().st_size)
     assert sizes[0] == sizes[1]
     settings: dict[str, Any] = {"target": str(directory), "dtype": "bfloat16"}
@@ -182,8 +182,8 @@ def test_other_settings_and_other_files_are_packed_anew(tmp_path) -> None:
 
 def test_the_tokens_that_a_draft_model_shares_are_part_of_the_name() -> None:
     model = ModelConfig.from_directory(BUNDLED / "draft")
-    names = {kept_weights.key_of(BUNDLED / "draft", model, "bfloat16", False, ids) for ids in (None, b"1", b"2")}
-    names.add(kept_weights.key_of(BUNDLED / "draft", replace(model, max_positions=1), "bfloat16", False, None))
+    names = {weight_cache.key_of(BUNDLED / "draft", model, "bfloat16", False, ids) for ids in (None, b"1", b"2")}
+    names.add(weight_cache.key_of(BUNDLED / "draft", replace(model, max_positions=1), "bfloat16", False, None))
     assert len(names) == 4
 
 
@@ -193,7 +193,7 @@ def test_the_tokens_that_a_draft_model_shares_are_part_of_the_name() -> None:
 @pytest.fixture
 def file(folder: Path) -> Path:
     """A whole one."""
-    kept_weights.keep("this", packed_of(BUNDLED / "draft"))
+    weight_cache.keep("this", packed_of(BUNDLED / "draft"))
     return folder / "this"
 
 
@@ -227,31 +227,31 @@ AMISS = {
 
 @pytest.mark.parametrize("amiss", AMISS)
 def test_what_is_amiss_is_not_used_and_logged_once(amiss, file, caplog) -> None:
-    assert kept_weights.find("this") is not None
+    assert weight_cache.find("this") is not None
     AMISS[amiss](file)
-    assert kept_weights.find("this") is None
+    assert weight_cache.find("this") is None
     (record,) = caplog.records
     assert str(file) in record.message and "the model's own files are read" in record.message
     if amiss != "a folder":
         assert not os.path.lexists(file)
-        kept_weights.keep("this", packed_of(BUNDLED / "draft"))
-        assert kept_weights.find("this") is not None
+        weight_cache.keep("this", packed_of(BUNDLED / "draft"))
+        assert weight_cache.find("this") is not None
 
 
 def test_a_folder_that_others_may_write_to_is_not_used(file, caplog) -> None:
     file.parent.chmod(0o777)
-    assert kept_weights.find("this") is None and "other users may write there" in caplog.text
-    kept_weights.keep("that", packed_of(BUNDLED / "draft"))
+    assert weight_cache.find("this") is None and "other users may write there" in caplog.text
+    weight_cache.keep("that", packed_of(BUNDLED / "draft"))
     assert [each.name for each in file.parent.iterdir()] == ["this"]
 
 
 def test_a_read_only_folder_is_used(file, monkeypatch) -> None:
     monkeypatch.setattr(os, "utime", read_only)
-    assert kept_weights.find("this") is not None and file.exists()
+    assert weight_cache.find("this") is not None and file.exists()
 
 
 def test_what_is_written_to_mapped_weights_changes_no_file(file) -> None:
-    before, found = file.read_bytes(), kept_weights.find("this")
+    before, found = file.read_bytes(), weight_cache.find("this")
     assert found is not None
     found.embed.zero_()
     assert file.read_bytes() == before
@@ -264,8 +264,8 @@ def test_what_is_written_to_mapped_weights_changes_no_file(file) -> None:
 def test_weights_are_advised_for_huge_pages_packed_or_mapped(folder) -> None:
     packed = PackedFloats.of(torch.ones(2048, 2048), None, "")
     assert "hg" in flags_at(packed.data.data_ptr() + (4 << 20))
-    kept_weights.keep("this", packed_of(BUNDLED / "draft"))
-    found = kept_weights.find("this")
+    weight_cache.keep("this", packed_of(BUNDLED / "draft"))
+    found = weight_cache.find("this")
     assert found is not None and "hg" in flags_at(found.embed.data_ptr())
 
 
@@ -284,15 +284,15 @@ def flags_at(address: int) -> list[str]:
 
 def test_those_that_were_not_used_for_longest_go(file, monkeypatch) -> None:
     packed, size = packed_of(BUNDLED / "draft"), file.stat().st_size
-    kept_weights.keep("that", packed)
+    weight_cache.keep("that", packed)
     for name, when in (("this", 1), ("that", 2)):
         os.utime(file.with_name(name), (when, when))
-    assert kept_weights.find("this") is not None
-    monkeypatch.setattr(kept_weights, "MOST_BYTES", 2 * size)
-    kept_weights.keep("third", packed)
+    assert weight_cache.find("this") is not None
+    monkeypatch.setattr(weight_cache, "MOST_BYTES", 2 * size)
+    weight_cache.keep("third", packed)
     assert sorted(each.name for each in file.parent.iterdir()) == ["third", "this"]
-    monkeypatch.setattr(kept_weights, "MOST_BYTES", size - 1)
-    kept_weights.keep("fourth", packed)
+    monkeypatch.setattr(weight_cache, "MOST_BYTES", size - 1)
+    weight_cache.keep("fourth", packed)
     assert not file.with_name("fourth").exists(), "larger than all of them may be"
 
 
@@ -300,15 +300,15 @@ def test_where_nothing_can_be_kept_nothing_is(file, monkeypatch, caplog) -> None
     packed = packed_of(BUNDLED / "draft")
     with monkeypatch.context() as patch:
         patch.setattr(shared_files, "free", lambda folder: 1000)
-        kept_weights.keep("that", packed)
+        weight_cache.keep("that", packed)
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
-        kept_weights.keep("that", packed)
-    monkeypatch.setattr(kept_weights, "LEAST_BYTES", kept_weights.MOST_BYTES)
-    kept_weights.keep("that", packed)
+        weight_cache.keep("that", packed)
+    monkeypatch.setattr(weight_cache, "LEAST_BYTES", weight_cache.MOST_BYTES)
+    weight_cache.keep("that", packed)
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
-    kept_weights.keep("that", packed)
-    assert kept_weights.find("that") is None
+    weight_cache.keep("that", packed)
+    assert weight_cache.find("that") is None
     assert [each.name for each in file.parent.iterdir()] == ["this"] and not caplog.records
 
 
@@ -316,19 +316,19 @@ def test_what_another_process_is_writing_is_left_to_it(file) -> None:
     packed, part = packed_of(BUNDLED / "draft"), file.with_name("that.part")
     with part.open("wb") as other:
         fcntl.flock(other.fileno(), fcntl.LOCK_EX)
-        kept_weights.keep("that", packed)
+        weight_cache.keep("that", packed)
         assert part.read_bytes() == b"" and not file.with_name("that").exists()
-    kept_weights.keep("that", packed)
-    assert kept_weights.find("that") is not None and not part.exists(), "one that died is written over"
+    weight_cache.keep("that", packed)
+    assert weight_cache.find("that") is not None and not part.exists(), "one that died is written over"
 
 
 def test_a_process_that_ends_leaves_off(file, monkeypatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(kept_weights, "_ending", threading.Event())
-        kept_weights.leave_off()
-        kept_weights.keep_soon([("that", packed_of(BUNDLED / "draft"))])
+        patch.setattr(weight_cache, "_ending", threading.Event())
+        weight_cache.leave_off()
+        weight_cache.keep_soon([("that", packed_of(BUNDLED / "draft"))])
         settle()
         assert [each.name for each in file.parent.iterdir()] == ["this"]
-    kept_weights.keep_soon([("that", packed_of(BUNDLED / "draft"))])
+    weight_cache.keep_soon([("that", packed_of(BUNDLED / "draft"))])
     settle()
-    assert kept_weights.find("that") is not None
+    assert weight_cache.find("that") is not None

@@ -30,7 +30,7 @@ from transformers import (
 
 from foresay.verifier.model.checkpoint import Checkpoint, header_names
 from foresay.verifier.model.config import ModelConfig, idle_parameters, stored_parameters
-from foresay.verifier.model.predicting import mtp_layout
+from foresay.verifier.model.mtp_layout import mtp_layout
 from foresay.verifier.model.weights import check
 from tests.heads.test_mtp_layouts import of_each
 

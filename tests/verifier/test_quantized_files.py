@@ -20,8 +20,8 @@ from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.errors import ConfigError, WeightsError
 from foresay.verifier.model.quantization import Format, Quantization, Scheme
 from foresay.verifier.model.quantization_config import MODELOPT_FILE
+from foresay.verifier.model.save_quantized import write
 from foresay.verifier.model.weights import check, load
-from foresay.verifier.model.written import write
 from tests.combinations import alternating
 from tests.verifier.families import FAMILIES, make
 from tests.verifier.reading import Reader

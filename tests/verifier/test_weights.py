@@ -20,8 +20,8 @@ from foresay.verifier.model.checkpoint import Checkpoint
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.errors import WeightsError
 from foresay.verifier.model.recurrences import DECAYS
+from foresay.verifier.model.save_quantized import write
 from foresay.verifier.model.weights import ModelWeights, load
-from foresay.verifier.model.written import write
 from tests.verifier.families import FAMILIES, less_one, make, of_heads
 from tests.verifier.reading import Reader, load_decoder, random_tokens
 

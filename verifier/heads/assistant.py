@@ -43,8 +43,8 @@ from foresay.verifier.model.errors import WeightsError
 from foresay.verifier.model.families import INSIDE
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.forward import logits_of, run_layers
+from foresay.verifier.model.layers import Attention, Layer, Outside
 from foresay.verifier.model.linear import Linear
-from foresay.verifier.model.nodes import Attention, Layer, Outside
 from foresay.verifier.model.products import Product
 from foresay.verifier.model.quantization import HEAD
 from foresay.verifier.model.weights import EMBEDDING

@@ -14,8 +14,8 @@ from foresay.verifier.heads.markov import KINDS, MarkovConfig
 from foresay.verifier.model.config import FINAL_NORM, ModelConfig
 from foresay.verifier.model.families.family import layer_types
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.nodes import Layer, Stack
-from foresay.verifier.model.predicting import EMBEDDING, HIDDEN, MtpLayout, mtp_layer
+from foresay.verifier.model.layers import Layer, Stack
+from foresay.verifier.model.mtp_layout import EMBEDDING, HIDDEN, MtpLayout, mtp_layer
 from foresay.verifier.model.products import Vector
 
 #: A target with fewer layers has no three distinct default layers.

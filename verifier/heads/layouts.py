@@ -25,9 +25,9 @@ from foresay.verifier.model.errors import WeightsError
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.gguf.file import LINK, GgufFile
 from foresay.verifier.model.gguf.weights import GgufTensors
-from foresay.verifier.model.predicting import ASSISTANTS
-from foresay.verifier.model.stored_tensors import StoredTensors
-from foresay.verifier.model.written import write_int8
+from foresay.verifier.model.mtp_layout import ASSISTANTS
+from foresay.verifier.model.safetensors_file import StoredTensors
+from foresay.verifier.model.save_quantized import write_int8
 
 _PICKLES = "pytorch_model.bin.index"
 #: Weight files by name, the preferred one first.

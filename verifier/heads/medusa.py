@@ -30,8 +30,8 @@ from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.errors import WeightsError
 from foresay.verifier.model.fields import Fields
+from foresay.verifier.model.layers import Outside, Stack
 from foresay.verifier.model.linear import Linear
-from foresay.verifier.model.nodes import Outside, Stack
 from foresay.verifier.model.products import Product
 from foresay.verifier.model.quantization import HEAD
 from foresay.verifier.model.weights import LayerWeights

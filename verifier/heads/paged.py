@@ -50,7 +50,7 @@ from foresay.verifier.heads.vocabulary import DraftVocabulary
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.forward import Given, logits_of, placed, run_layers
 from foresay.verifier.model.linear import Linear
-from foresay.verifier.model.predicting import EMBEDDING, HIDDEN, MIXES
+from foresay.verifier.model.mtp_layout import EMBEDDING, HIDDEN, MIXES
 from foresay.verifier.ops.records import AttentionMetadata, Norm
 from foresay.verifier.ops.rows import join_columns, norm, pair, take_rows
 from foresay.verifier.ops.trees import known_tokens, lay_out

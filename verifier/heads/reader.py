@@ -18,12 +18,12 @@ from foresay.verifier.model.checkpoint import header_names
 from foresay.verifier.model.config import FINAL_NORM, ModelConfig
 from foresay.verifier.model.decoder import Decoder, Packed, PackedLayer, norm_of
 from foresay.verifier.model.errors import WeightsError
+from foresay.verifier.model.layers import BEFORE, HeadNorm, Layer, Outside
 from foresay.verifier.model.linear import Linear
-from foresay.verifier.model.nodes import BEFORE, HeadNorm, Layer, Outside
-from foresay.verifier.model.predicting import EMBEDDING, MIXES, mtp_layout
+from foresay.verifier.model.mtp_layout import EMBEDDING, MIXES, mtp_layout
 from foresay.verifier.model.products import OUTPUT, QKV, Product
 from foresay.verifier.model.quantization import HEAD, Format, Quantization, Scheme
-from foresay.verifier.model.stored import Misfit
+from foresay.verifier.model.weight_loader import Misfit
 from foresay.verifier.model.weights import EMBEDDING as TOKENS
 from foresay.verifier.model.weights import LM_HEAD, LayerWeights, ModelWeights, allocate, make_whole, slots
 
@@ -34,7 +34,7 @@ _EMBED = TOKENS.removesuffix(".weight")
 class HeadWeights:
     """All weights of a head, in the target's dtype, including those shared with it.
 
-    model: its description, with what only its files say. outside: of :class:`~foresay.verifier.model.nodes.Outside`.
+    model: its description, with what only its files say. outside: of :class:`~foresay.verifier.model.layers.Outside`.
     token_ids: int64[V'], the target's id of each draft id; None if they are the same.
     """
 

@@ -24,8 +24,8 @@ from foresay.verifier.model.errors import ModelError, WeightsError
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.gguf.config import CONFIGURATION, PREDICTED, PREDICTS, ours, shape_of, theirs
 from foresay.verifier.model.gguf.file import LINK, TYPES, GgufFile, parts_of
+from foresay.verifier.model.mtp_layout import prefixes
 from foresay.verifier.model.names import tensor_name
-from foresay.verifier.model.predicting import prefixes
 
 log = logging.getLogger("foresay.models")
 
@@ -122,7 +122,7 @@ class Checkpoint:
         """A reader of one of the files, which may be larger than the memory, with ``offset_keys()`` and
         ``get_tensor(name)``."""
         if self.gguf is None:
-            from foresay.verifier.model.stored_tensors import StoredTensors  # imports torch
+            from foresay.verifier.model.safetensors_file import StoredTensors  # imports torch
 
             return _Renamed(StoredTensors.open(file))
         from foresay.verifier.model.gguf.weights import GgufTensors  # so does this

@@ -16,7 +16,7 @@ from foresay.verifier.model.errors import UnsupportedArchitecture
 from foresay.verifier.model.families import FAMILIES, unwrapped
 from foresay.verifier.model.families.family import Family
 from foresay.verifier.model.fields import LARGEST, Fields
-from foresay.verifier.model.nodes import Attention, Layer, Stack
+from foresay.verifier.model.layers import Attention, Layer, Stack
 from foresay.verifier.model.products import Product
 from foresay.verifier.model.quantization import Quantization
 from foresay.verifier.model.quantization_config import read_quantization

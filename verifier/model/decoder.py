@@ -13,14 +13,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from foresay.verifier.model.absorbed import PackedLatent
 from foresay.verifier.model.config import FINAL_NORM, ModelConfig
-from foresay.verifier.model.inner import MLP, Experts
-from foresay.verifier.model.latents import Latent
+from foresay.verifier.model.feed_forward import MLP, Experts
 from foresay.verifier.model.layer_inputs import PackedGate, PackedInputs
+from foresay.verifier.model.layers import SCALAR, SINKS, Attention, Layer, Mixer, Norms
 from foresay.verifier.model.linear import Linear
-from foresay.verifier.model.mixture import PackedBeside, PackedExperts
-from foresay.verifier.model.nodes import SCALAR, SINKS, Attention, Layer, Mixer, Norms
+from foresay.verifier.model.mla import Latent
+from foresay.verifier.model.moe import PackedBeside, PackedExperts
 from foresay.verifier.model.per_layer import PROJECTION
 from foresay.verifier.model.products import (
     DOWN,
@@ -48,13 +47,14 @@ from foresay.verifier.model.recurrences import (
 )
 from foresay.verifier.model.rope import RopeTable, pairs_apart
 from foresay.verifier.model.rope_config import QueryScaling, RopeConfig
+from foresay.verifier.model.weight_absorption import PackedLatent
 from foresay.verifier.model.weights import LayerWeights, ModelWeights
 from foresay.verifier.ops.records import DeltaWeights, Gate, HeadNorms, Norm, Rotation, Scan
 
 
 @dataclass(slots=True)
 class PackedLayer:
-    """The weights of one layer (:class:`~foresay.verifier.model.nodes.Layer`), packed. of_heads: the norms of queries
+    """The weights of one layer (:class:`~foresay.verifier.model.layers.Layer`), packed. of_heads: the norms of queries
     and of keys. sinks: fp32[Q]. head_gate: None where heads have no gates; for a recurrent layer the product of its
     rates, while qkv is the product of its other inputs. delta: a recurrent layer's other weights; taps: of a short
     convolution, fp32[T, C]. experts: for a mixture layer, whose experts are all in gate_up and down. In a layer that is

@@ -19,11 +19,11 @@ from foresay.kvpaging import KVStore, LayerStates
 from foresay.spec.protocols import FeatureRequest, Features
 from foresay.verifier.forward_batch import StaticRows
 from foresay.verifier.model.decoder import Decoder, PackedLayer
-from foresay.verifier.model.inner import MLP, Experts
-from foresay.verifier.model.latents import Latent
+from foresay.verifier.model.feed_forward import MLP, Experts
+from foresay.verifier.model.layers import Attention
 from foresay.verifier.model.linear import Linear
-from foresay.verifier.model.mixture import PackedExperts
-from foresay.verifier.model.nodes import Attention
+from foresay.verifier.model.mla import Latent
+from foresay.verifier.model.moe import PackedExperts
 from foresay.verifier.ops.attention import rotate_and_store, rotate_queries, tree_attention
 from foresay.verifier.ops.experts import mixed, route, sort_rows
 from foresay.verifier.ops.records import Norm, Rotation, SplitKSums, Unrotated

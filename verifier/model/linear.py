@@ -14,13 +14,13 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from foresay.verifier.model.apart import laid_out
+from foresay.verifier.model.expert_offload import laid_out
 from foresay.verifier.ops.experts import expert_linear
-from foresay.verifier.ops.groups import GROUP
 from foresay.verifier.ops.kernels.blocked import BlockedWeight
 from foresay.verifier.ops.kernels.cpu.integers import PackedIntegers
 from foresay.verifier.ops.kernels.cpu.linear import PackedFloats
 from foresay.verifier.ops.linear import PackedWeight, head_linear, packed_linear, unfinished_linear
+from foresay.verifier.ops.quant_groups import GROUP
 from foresay.verifier.ops.quantized import QuantizedMatrix
 from foresay.verifier.ops.records import Gate, Sorted, SplitKSums
 from foresay.verifier.ops.rows import take_columns
@@ -34,8 +34,8 @@ class Linear:
 
     dtype, device: of input and output; dtype is the weight's unless given. gated: the activation applied to the
     product (:meth:`gated`). rounds: inputs are rounded to 8 bits if there are kernels for the weight
-    (:mod:`foresay.verifier.ops.linear`). experts: see :meth:`of_experts`. spills: the device, if that is a GPU that
-    has no room for all experts (:mod:`foresay.verifier.model.apart`); then a weight of experts may be on the CPU.
+    (:mod:`foresay.verifier.ops.linear`). experts: see :meth:`of_experts`. spills: the device, if that is a GPU without
+    room for all experts (:mod:`foresay.verifier.model.expert_offload`); then a weight of experts may be on the CPU.
     """
 
     __slots__ = ("_packed", "_was", "device", "dtype", "in_features", "out_features")

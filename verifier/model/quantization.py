@@ -2,7 +2,7 @@
 (:mod:`foresay.verifier.model.quantization_config`).
 
 The meaning of the numbers: :mod:`foresay.verifier.ops.quantized`. How files with each layout are read:
-:mod:`foresay.verifier.model.stored`. Imports no torch.
+:mod:`foresay.verifier.model.weight_loader`. Imports no torch.
 """
 
 from __future__ import annotations

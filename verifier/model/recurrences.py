@@ -1,4 +1,4 @@
-"""Layers that keep a state of a text: nodes, as those of :mod:`foresay.verifier.model.nodes`."""
+"""Layers that keep a state of a text: nodes, as those of :mod:`foresay.verifier.model.layers`."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from foresay.verifier.model.angles import cos_sin
-from foresay.verifier.model.exact import ln, power
+from foresay.verifier.model.portable_math import ln, power
 from foresay.verifier.model.rope_config import (
     FrequencyFactors,
     LinearScaling,

@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from foresay.verifier.model.exact import ln
 from foresay.verifier.model.fields import LARGEST_FLOAT, Fields
+from foresay.verifier.model.portable_math import ln
 
 SCALINGS = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 

@@ -8,7 +8,7 @@ If a family's files already have one of these fused, it is used as it is. The fu
 tensor of a file is some rows of one of them, a view, and is copied (and cast) directly there from the mapped file, also
 onto a GPU, so that there is never a second copy of the model on either side. Where a CPU computes in fp32, 16-bit
 matrices stay as they are stored (:mod:`foresay.verifier.model.linear`). A quantised matrix has integers and scales:
-from the files (:mod:`foresay.verifier.model.stored`), or computed from each float tensor as it is read.
+from the files (:mod:`foresay.verifier.model.weight_loader`), or computed from each float tensor as it is read.
 Names, shapes and types are checked against the files' headers before the first byte is read.
 """
 
@@ -23,19 +23,19 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from foresay.verifier.model import apart
+from foresay.verifier.model import expert_offload
 from foresay.verifier.model.checkpoint import FLOATS, Checkpoint
 from foresay.verifier.model.config import FINAL_NORM, ModelConfig
 from foresay.verifier.model.errors import WeightsError
-from foresay.verifier.model.exact import exp
+from foresay.verifier.model.layers import Attention
 from foresay.verifier.model.linear import Matrix
-from foresay.verifier.model.nodes import Attention
 from foresay.verifier.model.per_layer import TABLE
+from foresay.verifier.model.portable_math import exp
 from foresay.verifier.model.products import Product, Stacked, Vector
 from foresay.verifier.model.quantization import HEAD, Format, Scheme
 from foresay.verifier.model.recurrences import DECAYS
-from foresay.verifier.model.stored import Misfit, TensorSlot, WeightAllocator, put, stack_slots, stored
-from foresay.verifier.ops.kernels.cpu import pages
+from foresay.verifier.model.weight_loader import Misfit, TensorSlot, WeightAllocator, put, stack_slots, stored
+from foresay.verifier.ops.kernels.cpu import huge_pages
 from foresay.verifier.ops.quantized import QuantizedMatrix
 
 #: Called with the share that has been read, from 0 to 1.
@@ -124,11 +124,11 @@ def _placed(table: Matrix, dtype: torch.dtype, device: torch.device, where: Wher
     if dtype is torch.float16 and any(bool((part.abs() > _LARGEST).any()) for part in table.split(_ROWS)):
         raise WeightsError(f"{TABLE} does not fit float16; load it as bfloat16 or float32")
     if device.type == "cpu" and table.dtype in _READ:
-        pages.advise_rows(table)
+        huge_pages.advise_rows(table)
         return table
     if where == "here":
         return table.to(device, dtype)
-    room = apart.locked(table.numel() * dtype.itemsize).view(dtype).view(table.shape)
+    room = expert_offload.locked(table.numel() * dtype.itemsize).view(dtype).view(table.shape)
     return room.copy_(table)
 
 

@@ -35,11 +35,11 @@ SLOTS_ONCE, ROTATED_WITHIN = False, False
 def plan_attention(paged: AttentionMetadata, rows: int, count: Tensor | None = None) -> AttentionPlan:
     """What CPU kernels need to know of positions, slots and work, computed once per pass. rows: R. count: int64[1], the
     actual number; None: all."""
-    from foresay.verifier.ops.kernels.cpu import units
+    from foresay.verifier.ops.kernels.cpu import work_items
     from foresay.verifier.ops.kernels.cpu.launch import counted
 
     if paged.plan is None:
-        paged.plan = units.plan_attention(paged, rows, counted(count, rows))
+        paged.plan = work_items.plan_attention(paged, rows, counted(count, rows))
     return paged.plan
 
 

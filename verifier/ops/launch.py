@@ -52,8 +52,8 @@ def launch(
     if 0 in grid:
         return
     if on_triton(tensors[0]):
-        chain = import_module("foresay.verifier.ops.kernels.chain")
-        _body(kernel)[grid](*arguments, **constants, **of_gpu, **chain.chained())
+        pdl = import_module("foresay.verifier.ops.kernels.pdl")
+        _body(kernel)[grid](*arguments, **constants, **of_gpu, **pdl.chained())
         return
     kinds = tuple(one.dtype if isinstance(one, Tensor) else int if isinstance(one, int) else one for one in arguments)
     made = _written(kernel, grid[1:], kinds, tuple(constants.items()), rows)

@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from foresay.verifier.ops.eager import compiled, op
-from foresay.verifier.ops.groups import GROUP, LEAST, piece_of
 from foresay.verifier.ops.kernels.blocked import BlockedWeight
+from foresay.verifier.ops.quant_groups import GROUP, LEAST, piece_of
 from foresay.verifier.ops.quantized import QuantizedMatrix
 from foresay.verifier.ops.records import Gate, SplitKSums
 

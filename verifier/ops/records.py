@@ -155,7 +155,7 @@ class Unrotated(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """How ``chosen`` of so many experts are chosen for a row; see :class:`foresay.verifier.model.inner.TopKRouter`."""
+    """How ``chosen`` of the experts are chosen for a row: :class:`foresay.verifier.model.feed_forward.TopKRouter`."""
 
     experts: int
     chosen: int

@@ -130,12 +130,12 @@ def keep_allowed(logits: Tensor, allowed: Tensor) -> None:
     if not compiled(logits):
         adjust.keep_allowed(logits, allowed)
         return
-    from foresay.verifier.ops.kernels.cpu import choice as kernels
+    from foresay.verifier.ops.kernels.cpu import topk as kernels
 
     kernels.keep_allowed(logits, allowed.contiguous())  # a grammar's masks may be one repeated row
 
 
-@op(cpu="choice")
+@op(cpu="topk")
 def keep_children(
     children: Tensor,
     chances: Tensor,
@@ -170,7 +170,7 @@ def _on_curves(chances: Tensor, curves: Pieces) -> Tensor:
     return made.view_as(chances).masked_fill(chances == -math.inf, -math.inf)
 
 
-@op(cpu="choice")
+@op(cpu="topk")
 def worth_another(front: Tensor, bars: Tensor) -> Tensor:
     """fp32[S, F]: the scores of the nodes that are expanded next, all minus infinity in trees whose next level is not
     worth its price.

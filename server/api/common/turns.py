@@ -30,8 +30,7 @@ from foresay.server.schemas.chat import ChatRequest, CompletionRequest
 from foresay.server.schemas.shared import CONTENT, TEXT, GenerationRequest, Prediction, Speculation
 from foresay.server.text import conversation
 from foresay.server.text.choice import Choice
-from foresay.server.text.grammars.answers import chat_grammar
-from foresay.server.text.grammars.fields import wanted
+from foresay.server.text.grammars.answers import chat_grammar, wanted
 from foresay.server.text.options import (
     bias_list,
     check_choices,

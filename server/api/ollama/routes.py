@@ -54,7 +54,7 @@ async def fetching(name: str) -> AsyncIterator[asyncio.Task[None]]:
 
 
 async def _fetch(name: str) -> None:
-    words = [sys.executable, "-P", "-m", "foresay.server.cli.main", "pull", name]
+    words = [sys.executable, "-P", "-m", "foresay.server.cli", "pull", name]
     environment = os.environ | {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     process = await asyncio.create_subprocess_exec(
         *words, env=environment, stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE, start_new_session=True

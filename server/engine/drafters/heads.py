@@ -38,7 +38,7 @@ from foresay.verifier.model.checkpoint import header_names
 from foresay.verifier.model.config import ModelConfig, kv_shapes, parameters
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.predicting import mtp_layout
+from foresay.verifier.model.mtp_layout import mtp_layout
 from foresay.verifier.model.weights import allocate
 from foresay.verifier.model_runner import ModelRunner
 
@@ -68,8 +68,8 @@ class Head(FromFiles):
     def weights(self, dtype: str, packed: bool) -> Mapping[str, int]:
         """Counted exactly from the tensors; mapped files are not read for that."""
         stored = HeadTensors.read(self.directory, prefix=JOINT_PREFIX).tensors.values()
-        floats = sum(tensor.numel() for tensor in stored if tensor.is_floating_point())
-        return {"head": item_bytes(dtype) * floats + sum(t.numel() for t in stored if t.dtype is torch.int8)}
+        sizes = (item_bytes(dtype) if one.is_floating_point() else one.element_size() for one in stored)
+        return {"head": sum(one.numel() * size for one, size in zip(stored, sizes, strict=True))}
 
     def load(self, loading: LoadContext, target: ModelRunner) -> Drafter:
         loading.report("reading the head's weights")
@@ -255,11 +255,6 @@ class Assistant(Head):
 
     def shapes(self, target: ModelConfig) -> tuple[ModelConfig, ...]:
         return (self.config(target).model,)
-
-    def weights(self, dtype: str, packed: bool) -> Mapping[str, int]:
-        """With clusters, its output matrix stays as it is in the file; else it is packed like the others."""
-        stored = HeadTensors.read(self.directory).tensors.values()
-        return {"head": sum(one.numel() * (item_bytes(dtype) if one.is_floating_point() else 8) for one in stored)}
 
     def token_bytes(self, target: ModelConfig, dtype: str) -> int:
         """Bytes of the target's last state, of which a page has two."""

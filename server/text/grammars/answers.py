@@ -21,8 +21,9 @@ import msgspec
 
 from foresay.server.catalog.formats import FORMATS, PLACEHOLDER, TAG, ToolFormat, Way
 from foresay.server.schemas.chat import ChatRequest, Function
+from foresay.server.schemas.shared import GenerationRequest
 from foresay.server.text.conversation import Offer
-from foresay.server.text.grammars.fields import bounded, guided, refuse_lengths, wanted
+from foresay.server.text.grammars.fields import bounded, grammar_of, guided, refuse_lengths
 from foresay.server.text.grammars.marked import Quote, argument_rules, literal, refuse
 from foresay.server.text.parsers.chat_format import ChatFormat
 from foresay.server.text.parsers.parameters import is_text
@@ -251,6 +252,12 @@ def loosened(offer: Offer) -> Offer:
 
 #: Most bytes of a grammar with the schemas of tools.
 MOST_BYTES_WITH_CALLS = 256 * 1024
+
+
+async def wanted(request: GenerationRequest) -> Grammar | None:
+    """The grammar that a request's fields ask for, made in a thread; None if any text is allowed."""
+    kinds = (request.response_format, request.structured_outputs, request.json_schema, request.grammar or None)
+    return None if kinds == (None,) * len(kinds) else await asyncio.to_thread(grammar_of, request)
 
 
 async def chat_grammar(

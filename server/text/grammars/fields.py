@@ -5,7 +5,6 @@ llguidance compiles a schema or reports why not; only what it would silently ign
 
 from __future__ import annotations
 
-import asyncio
 import math
 import re
 from collections.abc import Iterator
@@ -186,19 +185,11 @@ _JSON_OPTIONS = ("disable_any_whitespace", "disable_additional_properties", "whi
 _KINDS = ("json", "regex", "choice", "grammar", "json_object")
 
 
-async def wanted(request: GenerationRequest) -> Grammar | None:
-    """The grammar that a request needs, made in a thread.
+def grammar_of(request: GenerationRequest) -> Grammar | None:
+    """The grammar that a request needs; None if any text is allowed.
 
     Raises :class:`InvalidRequest` naming the field. The engine finds out whether the grammar compiles.
     """
-    kinds = (request.response_format, request.structured_outputs, request.json_schema, request.grammar or None)
-    if kinds == (None,) * len(kinds):
-        return None
-    return await asyncio.to_thread(grammar_of, request)
-
-
-def grammar_of(request: GenerationRequest) -> Grammar | None:
-    """The grammar that a request needs; None if any text is allowed."""
     given = (
         None if request.response_format is None else of_format(request.response_format),
         None if request.structured_outputs is None else of_outputs(request.structured_outputs),

@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
@@ -26,8 +25,17 @@ import msgspec
 from foresay.server.catalog.formats import FORMATS, PLACEHOLDER, REASONING, TAG, TOOLS_VARIABLES, ToolFormat, Way
 from foresay.server.settings.config import ReasoningParser, ToolParser
 from foresay.server.text.parsers.parameters import PIECES, head_of, parameters, word_of
-from foresay.server.text.parsers.parser import Call, ParsedAnswer, ScriptParser, arguments, json_call
-from foresay.server.text.parsers.script import Broken, OutputOver, Reader, Script, text_before
+from foresay.server.text.parsers.script import (
+    Broken,
+    Call,
+    OutputOver,
+    ParsedAnswer,
+    Reader,
+    Script,
+    ScriptParser,
+    text_before,
+)
+from foresay.server.text.parsers.values import arguments, json_call
 from foresay.server.text.parts import OutputParser, PlainText
 from foresay.spec.errors import InvalidRequest, inside
 
@@ -46,7 +54,7 @@ def output(
 
     Only the beginning can be reasoning, unless one of the format's tags around text begins it: a later tag is text.
     """
-    begins = tuple(_begins(form, answer)) if answer.offered else ()
+    begins = _begins(form, answer.free) if answer.offered else ()
     if thinks and (opened or (yield from _passed(reader, thinks[0]))):
         yield from _thought(form, thinks, begins, reader, answer)
     tags = (*form.wraps, *form.ends, *begins)
@@ -67,14 +75,11 @@ def output(
             yield from _thought(form, thinks, begins, reader, answer)
 
 
-def _begins(form: ToolFormat, answer: ParsedAnswer) -> Iterator[str]:
+@cache
+def _begins(form: ToolFormat, free: bool) -> tuple[str, ...]:
     """The tags at which calls begin: the format's, and the one that follows it, if calls may lack the first."""
-    if form.begins:
-        yield form.begins
-    for way in form.ways if answer.free else ():
-        piece, *_ = [*PIECES.findall(head_of(way).removeprefix(form.begins)), ""]
-        if piece.startswith("<"):
-            yield piece
+    heads = [PIECES.findall(head_of(way).removeprefix(form.begins))[:1] for way in form.ways if free]
+    return tuple(filter(None, (form.begins, *(tag for tags in heads for tag in tags if tag.startswith("<")))))
 
 
 def _passed(reader: Reader, tag: str) -> Script[bool]:

@@ -9,18 +9,8 @@ from functools import partial
 from typing import Any
 
 from foresay.server.catalog.formats import PLACEHOLDER, Way
-from foresay.server.text.parsers.parser import Call, ParsedAnswer
-from foresay.server.text.parsers.script import (
-    Broken,
-    OutputOver,
-    Reader,
-    Script,
-    due,
-    meant,
-    spelled,
-    text_before,
-    value,
-)
+from foresay.server.text.parsers.script import Broken, Call, OutputOver, ParsedAnswer, Reader, Script, text_before
+from foresay.server.text.parsers.values import due, meant, spelled, value
 
 PIECES = re.compile(r"<[^<>]+>?|\[[A-Z_]+\]|```\w*|\S")
 

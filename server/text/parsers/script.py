@@ -1,18 +1,17 @@
-"""Parsers written as straight-line generators that read one character at a time.
+"""Parsers written as straight-line generators that read one character at a time, and emit into an answer.
 
 A script cannot see how the output was cut into pieces, so its result depends only on the whole. It reads atoms: single
-characters, and marker tokens as whole tags (``[TOOL_CALLS]``).
+characters, and marker tokens as whole tags (``[TOOL_CALLS]``). A tool call is emitted as soon as its name is known and
+its arguments begin. From then on it stays a call, whatever follows; before that, it may still turn out to be text.
 """
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Generator
-from itertools import chain
-from typing import TypeVar
+from collections.abc import Callable, Container, Generator, Iterable, Mapping
+from typing import Any, TypeVar
 
-import msgspec
+from foresay.server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart
 
 T = TypeVar("T")
 
@@ -184,208 +183,194 @@ def _emit(emit: Callable[[str], None], text: str) -> None:
         emit(text)
 
 
-# -- reading JSON, a character at a time -------------------------------------------------------------------------------
-# Valid JSON is passed on as it is. Read as well, and written as JSON: Python's literals, commas before a closing
-# bracket, bare keys and words, control characters in strings; and ``{city:<|"|>Paris<|"|>,days:3}``, as Gemma 4 writes,
-# where a string ends at its mark as it began, as a token or spelled, so that nothing has to be escaped in it.
-# Whatever ends a value, what was written of it is valid; only an unfinished key is left out.
+# -- what is emitted ---------------------------------------------------------------------------------------------------
 
 
-Write = Callable[[str], None]
+class Call:
+    """Collects and emits one call. certain: called once it is certainly a call. known: accepted names; None: any."""
 
-_CLOSERS = {"{": "}", "[": "]", "(": ")"}
-_WORDS = {"True": "true", "False": "false", "None": "null"}
-#: Words end at these.
-_ENDS = ',{}[]()<"'
-#: No value begins with these.
-_NEVER = frozenset(",:=)]}>")
-_ESCAPE = re.compile(r"""\\(["\\/bfnrt]|u[0-9a-f]{0,4}(\\(u[0-9a-f]{0,4})?)?)""", re.IGNORECASE)
+    def __init__(
+        self,
+        index: int,
+        id: str,
+        emit: Callable[[Part], None],
+        certain: Callable[[], None],
+        known: Container[str] | None = None,
+    ) -> None:
+        self.begun = False
+        self.given = False
+        self.name: str | None = None
+        self.id = id
+        self._index, self._emit, self._certain, self._known = index, emit, certain, known
+        self._early: list[str] = []
 
+    def named(self, name: str) -> None:
+        """Set its name. Raises :class:`Broken` for one that cannot be called."""
+        if not name or (self._known is not None and name not in self._known):
+            raise Broken
+        if self.name is None:
+            self.name = name
+        if self._early:
+            self.begin()
 
-def value(reader: Reader, write: Write, mark: str = "") -> Script[None]:
-    """One value, after white space; its JSON is streamed to ``write``. mark: what is around strings in Gemma 4's
-    notation, in which round brackets are an object's."""
-    written = {"}": "}", "]": "]", ")": "}" if mark else "]"}
-    closers: list[str] = []
-    try:
-        while True:
-            first = (yield from reader.ahead()) in _CLOSERS
-            if first:
-                closers.append(_CLOSERS[(yield from reader.read())])
-                write("{" if written[closers[-1]] == "}" else "[")
-            else:
-                yield from _scalar(reader, write, mark)
-            while closers:
-                end = written[closers[-1]]
-                between, another = yield from reader.whole(_between(reader, closers[-1], end, first, mark))
-                write(between)
-                if another:
-                    break
-                closers.pop()
-                first = False
-            else:
-                return
-    except (Broken, OutputOver):
-        if closers:
-            write("".join(written[closer] for closer in reversed(closers)))
-        raise
+    def write(self, text: str) -> None:
+        """Add to its arguments."""
+        self.given = True
+        if self.name is None:
+            self._early.append(text)
+            return
+        self.begin()
+        if text:
+            self._emit(ToolCallPart(index=self._index, arguments=text))
 
+    def begin(self) -> None:
+        """From now on it is certainly a call."""
+        if not self.begun:
+            self.begun = True
+            self._certain()
+            self._emit(ToolCallPart(index=self._index, id=self.id, name=self.name, arguments="".join(self._early)))
 
-def _between(reader: Reader, closer: str, end: str, first: bool, mark: str) -> Script[tuple[str, bool]]:
-    """What is before the next value inside brackets, a comma and a key; or their end. Returns which, too: whether there
-    is a value. first: it would be the first."""
-    before, after = (yield from reader.white()), ""
-    char = yield from reader.read()
-    comma = "," if char == "," and not first else ""
-    if comma:
-        after = yield from reader.white()
-        char = yield from reader.read()
-    if char == closer:
-        return ("" if mark else before + after) + end, False
-    reader.unread(char)
-    if not first and not comma:
-        raise Broken
-    key = "" if end == "]" else (yield from _key(reader, mark, ":=" if closer == ")" else ":"))
-    yield from due(reader, mark)
-    return (comma and ", " if mark else before + comma + after) + key, True
+    def close(self) -> None:
+        """The call is complete. Raises :class:`Broken` if it has no name."""
+        if self.name is None:
+            raise Broken
+        if not self.given:
+            self.write("{}")
 
 
-def due(reader: Reader, mark: str = "") -> Script[None]:
-    """Raise :class:`Broken` if no value can follow."""
-    first = yield from reader.ahead()
-    if first in _NEVER or (first == "<" and not mark) or (len(first) > 1 and first != mark):
-        raise Broken
+class ParsedAnswer:
+    """The output of a script: text, reasoning, and calls numbered in order.
+
+    identify: gives call number i its id. offered: the offered functions by name, with the schemas of their arguments.
+    parallel: whether there may be more than one call. free: whether calls of offered functions may lack tags.
+    """
+
+    def __init__(
+        self,
+        identify: Callable[[int], str],
+        offered: Mapping[str, Mapping[str, Any]] | None = None,
+        parallel: bool = True,
+        free: bool = True,
+    ) -> None:
+        self.emitted: list[Part] = []
+        self.free = free
+        self.thinking = self.heading = False
+        self.offered = offered or {}
+        self.calls = 0
+        self._identify, self._parallel = identify, parallel
+        self._written: set[type[Part]] = set()
+        self._apart: set[type[Part]] = set()
+
+    def text(self, text: str) -> None:
+        """More text."""
+        self._add(TextPart, text)
+
+    def reasoning(self, text: str) -> None:
+        """Emit reasoning."""
+        self._add(ReasoningPart, text)
+
+    def apart(self) -> None:
+        """What follows of the text, and of the reasoning, stands behind an empty line."""
+        self._apart = set(self._written)
+
+    def _add(self, kind: type[TextPart | ReasoningPart], text: str) -> None:
+        self.emitted.append(kind("\n\n" + text if kind in self._apart else text))
+        self._apart.discard(kind)
+        self._written.add(kind)
+
+    def parameters_of(self, name: str) -> Mapping[str, Any]:
+        """The schemas of a function's parameters."""
+        properties = self.offered.get(name, {}).get("properties")
+        return properties if isinstance(properties, dict) else {}
+
+    @property
+    def full(self) -> bool:
+        """Whether no further call is allowed."""
+        return self.calls > 0 and not self._parallel
+
+    def attempt(
+        self, reader: Reader, read: Callable[[Reader, Call], Script[None]], known: Container[str] | None = None
+    ) -> Script[bool]:
+        """Read a call; returns whether there was one. If not, nothing is consumed. known: accepted names; None: any."""
+        call = Call(self.calls, self._identify(self.calls), self.emitted.append, reader.forget, known)
+        reader.mark()
+        try:
+            yield from read(reader, call)
+        except Broken:
+            pass
+        except OutputOver:
+            if call.name is not None:
+                call.close()
+                raise
+        if not call.begun:
+            reader.rewind()
+            return False
+        self.calls += 1
+        return True
+
+    def alone(self, reader: Reader, read: Callable[[Reader, Call], Script[None]]) -> Script[None]:
+        """Read a call with which the output ends. If there is more of it, or less, nothing is consumed."""
+        made: list[Part] = []
+        call = Call(self.calls, self._identify(self.calls), made.append, lambda: None, self.offered)
+        reader.mark(math.inf)
+        whole = False
+        try:
+            yield from read(reader, call)
+            whole = True
+            yield from reader.ahead()
+        except Broken:
+            pass
+        except OutputOver:
+            if whole:
+                self.emitted += made
+                raise
+        reader.rewind()
 
 
-def _key(reader: Reader, mark: str, ends: str) -> Script[str]:
-    """A key as JSON, with what is between it and its value. ends: what may end it."""
-    key: list[str] = []
-    if (yield from reader.ahead()) in (mark, mark[:1], '"', "'"):
-        yield from _scalar(reader, key.append, mark)
-    else:
-        key.append(spelled((yield from _word(reader, key.append, _ENDS + ends))))
-    before = yield from reader.white()
-    if (char := (yield from reader.read())) not in ends:
-        reader.unread(char)
-        raise Broken
-    after = yield from reader.white()
-    return "".join(key) + (": " if mark else f"{before}:{after}")
+class ScriptParser:
+    """An :class:`~foresay.server.text.parts.OutputParser` that runs a script, which emits into ``answer``.
 
+    markers: the tags that are single special tokens, by id.
+    """
 
-def _scalar(reader: Reader, write: Write, mark: str) -> Script[None]:
-    """A string, a number or a word."""
-    begin = yield from reader.ahead()
-    if begin in (mark, mark[:1]):
-        yield from _marked(reader, write, mark)
-    elif begin in ('"', "'"):
-        yield from _quoted(reader, write, (yield from reader.read()))
-    else:
-        write(meant((yield from _word(reader, write, _ENDS))))
+    def __init__(
+        self,
+        answer: ParsedAnswer,
+        script: Callable[[Reader, ParsedAnswer], Script[None]],
+        markers: Mapping[int, str] | None = None,
+    ) -> None:
+        self.complete = False
+        self._answer, self._tags = answer, dict(markers or {})
+        self._script = script(Reader(), answer)
+        next(self._script)
 
+    @property
+    def markers(self) -> frozenset[int]:
+        return frozenset(self._tags)
 
-def _word(reader: Reader, write: Write, ends: str) -> Script[str]:
-    """The text before one of ``ends``, which is left unread. write: gets what there is if more is missing."""
-    text = ""
-    try:
-        while (char := (yield from reader.char())) not in ends:
-            text += char
-    except (OutputOver, Broken):
-        if text.strip():
-            write(meant(text.strip()))
-        raise
-    word = text.strip()
-    reader.unread(*text[len(text.rstrip()) :], char)
-    if not word:
-        raise Broken
-    return word
+    @property
+    def thinking(self) -> bool:
+        return self._answer.thinking
 
+    @property
+    def heading(self) -> bool:
+        return self._answer.heading
 
-def _quoted(reader: Reader, write: Write, quote: str) -> Script[None]:
-    """The rest of a string, written in double quotes."""
-    write('"')
-    try:
-        while (char := (yield from reader.char())) != quote:
-            if char == "\\":
-                write((yield from _escape(reader)))
-            else:
-                write(spelled(char)[1:-1] if char == '"' or char < " " else char)
-    finally:
-        write('"')
+    def feed(self, text: str) -> list[Part]:
+        return self._sent(text)
 
+    def marker(self, token: int) -> list[Part]:
+        return self._sent([self._tags[token]])
 
-def _escape(reader: Reader) -> Script[str]:
-    """What a backslash escapes; one that escapes nothing is itself."""
-    escape = "\\"
-    while text_of(f'"{escape}"') is None:
-        char = yield from reader.char()
-        if not _ESCAPE.fullmatch(escape + char):
-            if escape + char == "\\'":
-                return "'"
-            reader.unread(char)
-            return spelled(escape)[1:-1]
-        escape += char
-    return escape
+    def flush(self) -> list[Part]:
+        return self._sent([""])
 
-
-def _marked(reader: Reader, write: Write, mark: str) -> Script[None]:
-    """A string between two marks. If they are tokens, their spelling is text."""
-    token = (yield from reader.ahead()) == mark
-    try:
-        yield from reader.expect(mark)
-    except (Broken, OutputOver):
-        write("null")
-        raise
-    write('"')
-    held = ""
-    try:
-        while held != mark and (atom := (yield from reader.char(mark))) != mark:
-            held += atom
-            spelling = next((at for at in range(len(held)) if mark.startswith(held[at:])), len(held))
-            certain = len(held) if token else spelling
-            write(spelled(held[:certain])[1:-1])
-            held = held[certain:]
-    finally:
-        write(f'{spelled("" if held == mark else held)[1:-1]}"')
-
-
-def string(reader: Reader) -> Script[str]:
-    """The value of the next string, after white space."""
-    yield from reader.expect('"')
-    raw: list[str] = []
-    yield from _quoted(reader, raw.append, '"')
-    return text_of("".join(raw)) or ""
-
-
-def text_of(raw: str) -> str | None:
-    """The value of a string in quotes; None if it is invalid."""
-    try:
-        return msgspec.json.decode(raw, type=str)
-    except (msgspec.DecodeError, UnicodeEncodeError):
-        return None
-
-
-def object_of(text: str) -> str:
-    """The JSON of the object that is all of ``text``; its end may be missing. Raises :class:`Broken` for all else."""
-    reader, written = Reader(text), list[str]()
-    try:
-        for _ in chain(value(reader, written.append), reader.ahead()):
-            raise AssertionError("all of the text is known")
-    except OutputOver:
-        if text.lstrip().startswith("{"):
-            return "".join(written)
-    raise Broken
-
-
-def meant(text: str) -> str:
-    """``text`` as JSON: itself if it is valid JSON, else a string."""
-    text = _WORDS.get(text.strip(), text)
-    try:
-        msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
-        return spelled(text)
-    return text.strip()
-
-
-def spelled(text: str) -> str:
-    """``text`` as a JSON string."""
-    return msgspec.json.encode(text).decode()
+    def _sent(self, atoms: Iterable[str]) -> list[Part]:
+        try:
+            for atom in atoms:
+                self._script.send(atom)
+        except (StopIteration, OutputOver):
+            self.complete = True
+        emitted = self._answer.emitted[:]
+        self._answer.emitted.clear()
+        return emitted

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foresay.verifier.model.apart import locked
+from foresay.verifier.model.expert_offload import locked
 from foresay.verifier.ops import experts as op
 from foresay.verifier.ops import records
 from foresay.verifier.ops.eager import references

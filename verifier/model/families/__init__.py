@@ -1,19 +1,19 @@
 """The families of decoders, by their names in config.json.
 
-A family's function turns the configuration into a :class:`~foresay.verifier.model.nodes.Stack`, and its entry has the
+A family's function turns the configuration into a :class:`~foresay.verifier.model.layers.Stack`, and its entry has the
 names in its GGUF files. No other code depends on a family's name. Imports no torch.
 """
 
 from __future__ import annotations
 
-from foresay.verifier.model.families import gemma, hybrids, llama, mamba, mixtures
+from foresay.verifier.model.families import gemma, hybrids, llama, mamba, moe
 from foresay.verifier.model.families.family import Family
 from foresay.verifier.model.fields import Fields
 
 #: In the order in which messages list them.
 FAMILIES: dict[str, Family] = {
     **llama.LLAMA, **gemma.GEMMA, **llama.GRANITE, **gemma.OLMO, **llama.ROTATED, **gemma.MUSE, **hybrids.QWEN,
-    **hybrids.LFM, **mixtures.MIXTURES, **mixtures.LATENTS, **mamba.FAMILIES,
+    **hybrids.LFM, **moe.MIXTURES, **moe.LATENTS, **mamba.FAMILIES,
 }  # fmt: skip
 
 #: Models of texts and images, of which the text part is loaded: by the ``model_type`` of their ``text_config``.

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from foresay.verifier.model.feed_forward import MLP, Activation, Experts
 from foresay.verifier.model.fields import LARGEST_FLOAT, Fields
-from foresay.verifier.model.inner import MLP, Activation, Experts
-from foresay.verifier.model.nodes import BEFORE, Attention, Layer, Mixer, Norms, Stack
+from foresay.verifier.model.layers import BEFORE, Attention, Layer, Mixer, Norms, Stack
 from foresay.verifier.model.products import OUTPUT, QKV, NormKind
 from foresay.verifier.model.rope_config import LongScaling, RopeConfig, read_rope
 

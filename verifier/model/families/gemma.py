@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from foresay.verifier.model.families.endings import ended
 from foresay.verifier.model.families.family import (
     SANDWICH_NAMES,
     Family,
@@ -29,9 +28,10 @@ from foresay.verifier.model.families.family import (
     stack,
     window,
 )
+from foresay.verifier.model.families.layer_extras import ended
+from foresay.verifier.model.feed_forward import MLP
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.inner import MLP
-from foresay.verifier.model.nodes import AFTER, SANDWICH, Attention, HeadNorm, Layer, Stack
+from foresay.verifier.model.layers import AFTER, SANDWICH, Attention, HeadNorm, Layer, Stack
 from foresay.verifier.model.products import NormKind
 from foresay.verifier.model.rope_config import RopeConfig, read_rope
 

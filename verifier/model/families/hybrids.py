@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from foresay.verifier.model.families.family import Family, Gguf, attention, layer_count, listed, mlp, rms_norm, stack
-from foresay.verifier.model.families.mixtures import OWN_WIDTH, experts, gated, only_sigmoids, shared_names, sparse
+from foresay.verifier.model.families.moe import OWN_WIDTH, experts, gated, only_sigmoids, shared_names, sparse
+from foresay.verifier.model.feed_forward import MLP, Experts, TopKRouter
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.inner import MLP, Experts, TopKRouter
-from foresay.verifier.model.nodes import HeadNorm, Mixer, Stack
+from foresay.verifier.model.layers import HeadNorm, Mixer, Stack
 from foresay.verifier.model.products import MIXED, RATES, NormKind
 from foresay.verifier.model.recurrences import GatedDelta, ShortConv
 from foresay.verifier.model.rope_config import read_rope

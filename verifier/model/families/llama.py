@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from foresay.verifier.model.exact import power
 from foresay.verifier.model.families.family import (
     FUSED_GATE_UP,
     FUSED_QKV,
@@ -27,9 +26,10 @@ from foresay.verifier.model.families.family import (
     uniform_window,
     window,
 )
+from foresay.verifier.model.feed_forward import MLP, Experts
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.inner import MLP, Experts
-from foresay.verifier.model.nodes import Attention, HeadNorm, Layer, Mixer, Norms, Stack
+from foresay.verifier.model.layers import Attention, HeadNorm, Layer, Mixer, Norms, Stack
+from foresay.verifier.model.portable_math import power
 from foresay.verifier.model.products import OUTPUT, QKV, NormKind
 from foresay.verifier.model.rope_config import QueryScaling, RopeConfig, read_rope
 

@@ -18,7 +18,7 @@ from foresay.verifier.model.families.family import (
     rms_norm,
 )
 from foresay.verifier.model.families.llama import granite_attention, granite_stack, granite_values
-from foresay.verifier.model.families.mixtures import (
+from foresay.verifier.model.families.moe import (
     CORRECTED_NAMES,
     GRANITE_ROUTER,
     GRANITE_STACKS,
@@ -29,9 +29,9 @@ from foresay.verifier.model.families.mixtures import (
     groups_of,
     shared_names,
 )
+from foresay.verifier.model.feed_forward import MLP, STACKS, Experts, TopKRouter
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.inner import MLP, STACKS, Experts, TopKRouter
-from foresay.verifier.model.nodes import Attention, Layer, Mixer, Norms, Stack
+from foresay.verifier.model.layers import Attention, Layer, Mixer, Norms, Stack
 from foresay.verifier.model.products import DOWN, GATE_UP, NormKind, Stacked
 from foresay.verifier.model.recurrences import UNNORMED, Mamba2
 from foresay.verifier.model.rope_config import read_rope

@@ -12,11 +12,11 @@ from typing import Any
 
 from foresay.verifier.model import families
 from foresay.verifier.model.errors import UnsupportedArchitecture
-from foresay.verifier.model.families.endings import IN_BLOCKS
 from foresay.verifier.model.families.family import Gguf
+from foresay.verifier.model.families.layer_extras import IN_BLOCKS
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.gguf.file import BF16, F16, F32, SCHEMES, GgufFile, GgufTensor, Type
-from foresay.verifier.model.nodes import Stack
+from foresay.verifier.model.layers import Stack
 from foresay.verifier.model.per_layer import PROJECTION
 
 _WHOLE = {

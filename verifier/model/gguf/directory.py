@@ -23,7 +23,7 @@ from foresay.verifier.model.errors import ConfigError, NoSuchModel
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.gguf.config import config_of, end_tokens, tokens_of
 from foresay.verifier.model.gguf.file import LINK, GgufFile, parts_of
-from foresay.verifier.ops.kernels.cpu import kept
+from foresay.verifier.ops.kernels.cpu import kernel_cache
 
 _KEY = "tokenizer.ggml."
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
@@ -278,7 +278,7 @@ def directory_of(file: Path) -> Path:
     tokenizer = file.with_name(_TOKENIZER)  # next to the link, if it is one
     parts = parts_of(file.absolute())
     file, marks = parts[0], [mark for part in (*parts, tokenizer) if part.is_file() for mark in _marks(part)]
-    made = _folder() / kept.key_of(_VERSION, *marks)[:32]
+    made = _folder() / kernel_cache.key_of(_VERSION, *marks)[:32]
     if not (made / LINK).exists():
         _make(file, tokenizer, made)
     return made
@@ -286,7 +286,7 @@ def directory_of(file: Path) -> Path:
 
 def _folder() -> Path:
     try:
-        return kept.directory("gguf")
+        return kernel_cache.directory("gguf")
     except RuntimeError as error:  # the home directory is unknown
         raise NoSuchModel(f"needs a folder for its converted files: {_WHERE_TO}") from error
 

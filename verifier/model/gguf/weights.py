@@ -34,7 +34,7 @@ from foresay.verifier.model.errors import WeightsError
 from foresay.verifier.model.gguf.config import CONFIGURATION, gguf_of, ours, shape_of, theirs
 from foresay.verifier.model.gguf.file import BF16, F16, F32, GgufFile, Type
 from foresay.verifier.model.linear import Matrix
-from foresay.verifier.model.stored_tensors import bytes_of
+from foresay.verifier.model.safetensors_file import bytes_of
 from foresay.verifier.ops.quantized import E8M0, FP8, QuantizedMatrix
 
 _FLOATS = {F32: torch.float32, F16: torch.float16, BF16: torch.bfloat16}

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from foresay.spec.sample import BROKEN, hashed
 from foresay.verifier.ops import records
-from foresay.verifier.ops.kernels.chain import chained, wait_turn
+from foresay.verifier.ops.kernels.pdl import chained, wait_turn
 
 if TYPE_CHECKING:
     from foresay.verifier.ops.records import RowSampling

@@ -9,7 +9,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from foresay.verifier.ops.kernels.chain import chained, wait_turn
 from foresay.verifier.ops.kernels.key_blocks import (
     INTEGERS,
     block_partial,
@@ -26,6 +25,7 @@ from foresay.verifier.ops.kernels.key_blocks import (
     tile_sequence,
     tiles_of,
 )
+from foresay.verifier.ops.kernels.pdl import chained, wait_turn
 from foresay.verifier.ops.launch import as_stored
 from foresay.verifier.ops.records import AttentionMetadata
 

@@ -20,7 +20,6 @@ import triton.language as tl
 from torch import Tensor
 
 from foresay.verifier.ops.kernels.blocked import BlockedWeight
-from foresay.verifier.ops.kernels.chain import chained, wait_turn
 from foresay.verifier.ops.kernels.linear import (
     GATES,
     about,
@@ -31,6 +30,7 @@ from foresay.verifier.ops.kernels.linear import (
     tile_of_expert,
     tile_sums,
 )
+from foresay.verifier.ops.kernels.pdl import chained, wait_turn
 from foresay.verifier.ops.kernels.rows import kept, updated
 from foresay.verifier.ops.kernels.tile import columns_of
 from foresay.verifier.ops.launch import padded

@@ -27,7 +27,7 @@ import triton.language as tl
 from torch import Tensor
 from triton import knobs
 
-from foresay.verifier.ops.kernels.chain import capability
+from foresay.verifier.ops.kernels.pdl import capability
 from foresay.verifier.ops.records import AttentionMetadata
 
 

@@ -31,7 +31,7 @@ from torch import Tensor
 from triton import knobs
 
 from foresay.verifier.ops.kernels.blocked import FLOATS, TILE, BlockedWeight
-from foresay.verifier.ops.kernels.chain import capability, chained, wait_turn
+from foresay.verifier.ops.kernels.pdl import capability, chained, wait_turn
 from foresay.verifier.ops.kernels.tile import bring_tile, columns_of, float_block, nothing, tile_product
 from foresay.verifier.ops.launch import as_read
 from foresay.verifier.ops.records import Gate, SplitKSums, turns_of

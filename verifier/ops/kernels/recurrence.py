@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from foresay.kvpaging.states import LANES, NODES, LayerStates
-from foresay.verifier.ops.kernels.chain import wait_turn
+from foresay.verifier.ops.kernels.pdl import wait_turn
 from foresay.verifier.ops.kernels.rows import kept
 from foresay.verifier.ops.launch import launch, padded
 

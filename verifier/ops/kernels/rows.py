@@ -10,9 +10,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from foresay.verifier.ops.kernels.chain import wait_turn
 from foresay.verifier.ops.kernels.key_blocks import LOG2_E, narrowed, scale_of, softcapped
 from foresay.verifier.ops.kernels.linear import APART, gated, product_at
+from foresay.verifier.ops.kernels.pdl import wait_turn
 
 _LOG2_E = tl.constexpr(LOG2_E)
 

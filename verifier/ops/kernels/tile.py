@@ -17,7 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from foresay.verifier.ops.kernels.chain import bring
+from foresay.verifier.ops.kernels.pdl import bring
 
 
 @triton.jit

@@ -20,7 +20,6 @@ import triton.language as tl
 from torch import Tensor
 
 from foresay.verifier.ops.kernels import key_blocks
-from foresay.verifier.ops.kernels.chain import chained, wait_turn
 from foresay.verifier.ops.kernels.chunk_attention import chunk_attention
 from foresay.verifier.ops.kernels.key_blocks import (
     BLOCK,
@@ -45,6 +44,7 @@ from foresay.verifier.ops.kernels.key_blocks import (
     weighted,
 )
 from foresay.verifier.ops.kernels.linear import APART, product_at
+from foresay.verifier.ops.kernels.pdl import chained, wait_turn
 from foresay.verifier.ops.launch import as_read, as_stored
 from foresay.verifier.ops.records import AttentionMetadata, Unrotated
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from foresay.verifier.ops.kernels.chain import wait_turn
+from foresay.verifier.ops.kernels.pdl import wait_turn
 
 
 @triton.jit(do_not_specialize=["rows", "pages", "width", "depth_stride"])

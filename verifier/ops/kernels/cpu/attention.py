@@ -30,8 +30,8 @@ from foresay.verifier.ops.kernels.cpu import launch, threads
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.launch import Compiled
 from foresay.verifier.ops.kernels.cpu.spans import Spans, SpanTile, StoredKV, T, room_of
-from foresay.verifier.ops.kernels.cpu.units import INFO, NODES, PARTS, ROWS, SPAN, UNIT, AttentionParts, part_of
 from foresay.verifier.ops.kernels.cpu.values import F32, I32, I64, LANES, OF_TORCH, Value, vector
+from foresay.verifier.ops.kernels.cpu.work_items import INFO, NODES, PARTS, ROWS, SPAN, UNIT, AttentionParts, part_of
 from foresay.verifier.ops.records import AttentionMetadata, Unrotated
 
 

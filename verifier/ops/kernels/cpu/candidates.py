@@ -14,7 +14,7 @@ logit upwards: so if the winner is removed, every survivor is likelier than it, 
 logit among the *likelier* tokens.
 
 Most tokens are too unlikely to be listed with any noise, by its bound
-(:class:`foresay.verifier.ops.kernels.cpu.choice.PositionNoise`). The noise of a piece is reused by the next row at the
+(:class:`foresay.verifier.ops.kernels.cpu.topk.PositionNoise`). The noise of a piece is reused by the next row at the
 same position, such as a sibling. A row's sums run in the order of its columns.
 """
 
@@ -26,8 +26,8 @@ from torch import Tensor
 from foresay.spec.sample import BROKEN
 from foresay.verifier.ops.kernels.cpu import launch, threads
 from foresay.verifier.ops.kernels.cpu.asm import Kernel, Variable
-from foresay.verifier.ops.kernels.cpu.choice import ROOM, Largest, PositionNoise
 from foresay.verifier.ops.kernels.cpu.launch import Compiled
+from foresay.verifier.ops.kernels.cpu.topk import ROOM, Largest, PositionNoise
 from foresay.verifier.ops.kernels.cpu.values import F32, I1, I32, I64, LANES, Value, vector
 from foresay.verifier.ops.records import COLDEST, MOST_CHILDREN, RowSampling
 

@@ -25,7 +25,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foresay.verifier.ops.groups import piece_of
 from foresay.verifier.ops.kernels.cpu import integer_product, rounded
 from foresay.verifier.ops.kernels.cpu.integer_product import OFFSET, QUARTERS, IntegerShape
 from foresay.verifier.ops.kernels.cpu.jit import Processor
@@ -42,6 +41,7 @@ from foresay.verifier.ops.kernels.cpu.product import (
 )
 from foresay.verifier.ops.kernels.cpu.values import LANES
 from foresay.verifier.ops.linear import rounded_product
+from foresay.verifier.ops.quant_groups import piece_of
 from foresay.verifier.ops.quantized import E8M0, FP8, QuantizedMatrix, packed
 from foresay.verifier.ops.records import Gate, turns_of
 

@@ -9,7 +9,7 @@ from typing import Any
 import llvmlite
 import llvmlite.binding as llvm
 
-from foresay.verifier.ops.kernels.cpu import compiler, kept
+from foresay.verifier.ops.kernels.cpu import compiler, kernel_cache
 from foresay.verifier.ops.kernels.cpu.compiler import Job
 
 
@@ -65,7 +65,7 @@ class Processor:
     def key_of(self, *parts: str) -> str:
         """A hash of these, the processor, and LLVM."""
         versions = str(llvm.llvm_version_info), llvmlite.__version__
-        return kept.key_of(*parts, self.triple, self.name, self.features, *versions)
+        return kernel_cache.key_of(*parts, self.triple, self.name, self.features, *versions)
 
     def machine(self) -> Any:
         """LLVM's code generator for it."""
@@ -83,16 +83,16 @@ class Code:
     def __init__(self, text: str, processor: Processor | None = None) -> None:
         processor = processor or Processor.here()
         self.key = processor.key_of(text)
-        code = kept.find(self.key)
+        code = kernel_cache.find(self.key)
         if code is None:
             code = processor.compiled(text)
-            kept.keep(self.key, code)
+            kernel_cache.keep(self.key, code)
         self._load(code, processor.machine())
 
     @classmethod
     def of(cls, key: str, processor: Processor) -> Code | None:
         """Code that was compiled before and stored under this key; None if it is no longer there."""
-        if (code := kept.find(key)) is None:
+        if (code := kernel_cache.find(key)) is None:
             return None
         made = cls.__new__(cls)
         made.key = key

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from foresay.verifier.ops.kernels.cpu import kept, threads
+from foresay.verifier.ops.kernels.cpu import kernel_cache, threads
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.compiler import CompilationFailed
 from foresay.verifier.ops.kernels.cpu.jit import Code, Processor
-from foresay.verifier.ops.kernels.cpu.traced import Traced
+from foresay.verifier.ops.kernels.cpu.torch_ops import Traced
 
 #: A kernel's argument: the data of a tensor, or a number.
 Argument = Tensor | int
@@ -35,7 +35,7 @@ class Recording:
 
     Everything that changes between two replays, including the number of rows, is the content of a tensor. Kernels write
     to the recording's own memory, which a later entry reuses when no tensor refers to it any more. Torch ops are
-    entries too (:mod:`~foresay.verifier.ops.kernels.cpu.traced`), and it may be cut into parts: see :meth:`cut`.
+    entries too (:mod:`~foresay.verifier.ops.kernels.cpu.torch_ops`), and it may be cut into parts: see :meth:`cut`.
     """
 
     def __init__(self) -> None:
@@ -225,7 +225,7 @@ class Compiled:
     """Decorates a function that writes a kernel for some constants: it is compiled once for each of these.
 
     Writing the text that is the key of compiled code takes longer than loading the code, so if the source files are
-    what runs (``kept.unpatched``) the code is also found by the function, the constants and the state of the sources.
+    what runs (``kernel_cache.unpatched``) the code is also found by function, constants and the state of the sources.
 
     Where LLVM fails, the kernel is written again for fewer rows at once, if the function can (``most``): sums keep
     their order, so their bits. Raises CompilationFailed if nothing is left to try.
@@ -240,7 +240,7 @@ class Compiled:
         """The kernel for these."""
         key = (Processor.here(), *constants)
         if key not in self._made:
-            self._made[key] = self._found(constants) if kept.unpatched else self._written(constants)[0]
+            self._made[key] = self._found(constants) if kernel_cache.unpatched else self._written(constants)[0]
         made = self._made[key]
         if isinstance(made, str):
             raise CompilationFailed(made)
@@ -250,8 +250,8 @@ class Compiled:
         """The kernel from code compiled from these sources before, or now."""
         processor, write = Processor.here(), self.write
         described = pickle.dumps((write.__module__, write.__qualname__, constants), protocol=5).hex()
-        source = processor.key_of("kernel", described, kept.sources())
-        key, name, fault = (kept.find(source) or b"\n\n").decode().split("\n", 2)
+        source = processor.key_of("kernel", described, kernel_cache.sources())
+        key, name, fault = (kernel_cache.find(source) or b"\n\n").decode().split("\n", 2)
         if fault:
             compromises.append(fault)
         if fault and not key:
@@ -259,7 +259,7 @@ class Compiled:
         if key and (code := Code.of(key, processor)) is not None:
             return Launcher(name, code)
         made, known_as = self._written(constants)
-        kept.keep(source, known_as.encode())
+        kernel_cache.keep(source, known_as.encode())
         return made
 
     def _written(self, constants: tuple[object, ...]) -> tuple[Launcher | str, str]:

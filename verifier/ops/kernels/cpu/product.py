@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from foresay.verifier.ops.kernels.cpu import pages
+from foresay.verifier.ops.kernels.cpu import huge_pages
 from foresay.verifier.ops.kernels.cpu.asm import Kernel, Variable
 from foresay.verifier.ops.kernels.cpu.jit import Processor
 from foresay.verifier.ops.kernels.cpu.values import BF16, F32, I16, I32, I64, LANES, OF_TORCH, Operand, Value, vector
@@ -64,7 +64,7 @@ def in_turns(part: Callable[[Any], Tensor], whole: Any, gated: Gate, experts: in
     rows = whole.split_with_sizes([whole.shape[0] // (turns * each)] * (turns * each))
     first = part(rows[0])
     made = first.new_empty((each, len(first), turns, *first.shape[1:]))
-    pages.advise(made)
+    huge_pages.advise(made)
     for number, one in enumerate(rows):
         made[number % each, :, number // each] = part(one) if number else first
     return made.flatten(0, 2)
@@ -88,7 +88,7 @@ def replace_rows(blocks: Tensor, rows: Tensor, source: Tensor, numbers: Tensor) 
 def only_rows(blocks: Tensor, rows: Tensor) -> Tensor:
     """Only these rows of a packed weight, [O / B, .., B, ..]."""
     made = blocks.new_empty((-(-len(rows) // blocks.shape[2]), *blocks.shape[1:]))
-    pages.advise(made)
+    huge_pages.advise(made)
     made.view(torch.uint8).zero_()  # padding
     replace_rows(made, torch.arange(len(rows)), blocks, rows)
     return made

@@ -26,13 +26,13 @@ import llvmlite.ir as ir
 import torch
 from torch import Tensor
 
-from foresay.verifier.ops.groups import GROUP, LEAST
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.integer_product import OFFSET, IntegerProduct, IntegerShape
 from foresay.verifier.ops.kernels.cpu.jit import Processor
 from foresay.verifier.ops.kernels.cpu.launch import Compiled, room
 from foresay.verifier.ops.kernels.cpu.product import MANY
 from foresay.verifier.ops.kernels.cpu.values import BYTES, F32, I8, I16, I32, LANES, OF_TORCH, Value, vector
+from foresay.verifier.ops.quant_groups import GROUP, LEAST
 from foresay.verifier.ops.quantized import DOUBLED_E2M1
 from foresay.verifier.ops.records import turns_of
 

@@ -22,8 +22,8 @@ from math import gcd
 from typing import Any, TypeVar
 
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
-from foresay.verifier.ops.kernels.cpu.units import SPAN, part_of
 from foresay.verifier.ops.kernels.cpu.values import BF16, BYTES, E4M3, F32, I8, I16, I32, I64, LANES, Value, vector
+from foresay.verifier.ops.kernels.cpu.work_items import SPAN, part_of
 
 T = TypeVar("T", int, Value)
 

@@ -16,7 +16,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from foresay.verifier.model.errors import WeightsError
-from foresay.verifier.ops.kernels.cpu import pages
+from foresay.verifier.ops.kernels.cpu import huge_pages
 
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -28,7 +28,7 @@ _DTYPES = {
 def bytes_of(path: Path) -> Tensor:
     """uint8[..]: a file, mapped. Raises OSError if it cannot be read."""
     with open(path, "rb") as file:
-        return torch.frombuffer(pages.mapped(file.fileno()), dtype=torch.uint8)
+        return torch.frombuffer(huge_pages.mapped(file.fileno()), dtype=torch.uint8)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,11 @@ not read: hashing them would take as long as packing, and any write to one chang
     header          JSON: dtype, shape and offset of each tensor; the decoder's weights, with numbers for tensors
     (next page)     the tensors, at multiples of 64 bytes
 
-The file is mapped, in huge pages if the system can (:mod:`foresay.verifier.ops.kernels.cpu.pages`): so all processes
-that serve a model share one copy. Each start checks the digest, which covers the header and a sum for each 64 KiB: of
-its 64-bit words, each times its own odd number, so that every wrong word is noticed. This takes 0.2 s for each GB,
-several times less than sha256. It detects damage, not forgery: files are only used if no other user can write to them
-(:mod:`foresay.kvpaging.shared_files`). A whole one is at most unlinked, never truncated: so mappings stay valid. A
+The file is mapped, in huge pages if the system can (:mod:`foresay.verifier.ops.kernels.cpu.huge_pages`): so all
+processes that serve a model share one copy. Each start checks the digest, which covers the header and a sum for each 64
+KiB: of its 64-bit words, each times its own odd number, so that every wrong word is noticed. This takes 0.2 s for each
+GB, several times less than sha256. It detects damage, not forgery: files are only used if no other user can write to
+them (:mod:`foresay.kvpaging.shared_files`). A whole one is at most unlinked, never truncated: so mappings stay valid. A
 damaged one is removed, and the model's own files are read.
 """
 
@@ -45,7 +45,7 @@ from foresay.verifier.model.checkpoint import files_of
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Packed
 from foresay.verifier.model.linear import Linear
-from foresay.verifier.ops.kernels.cpu import kept, pages
+from foresay.verifier.ops.kernels.cpu import huge_pages, kernel_cache
 from foresay.verifier.ops.kernels.cpu.integers import PackedIntegers
 from foresay.verifier.ops.kernels.cpu.jit import Processor
 from foresay.verifier.ops.kernels.cpu.linear import PackedFloats
@@ -61,7 +61,7 @@ _START = struct.Struct("<8s32sQ")
 _PAGE, _LINE = 4096, 64
 #: Words per checksum.
 _BLOCK = 8192
-_SOURCES = kept.sources()
+_SOURCES = kernel_cache.sources()
 _ending = threading.Event()
 
 
@@ -96,10 +96,10 @@ class _Linear(msgspec.Struct, omit_defaults=True):
 def key_of(directory: Path, config: ModelConfig, *how: object) -> str:
     """The name of a model's packed weights. how: further options of packing. Raises a loader's error or OSError if its
     files are not all there."""
-    files = [kept.seen(path) for path in files_of(directory)]
+    files = [kernel_cache.seen(path) for path in files_of(directory)]
     if () in files:
         raise FileNotFoundError(f"{directory}: weights are missing")
-    return kept.key_of(
+    return kernel_cache.key_of(
         *map(repr, ("weights", files, config, *how)), repr(Processor.here()), torch.__version__, _SOURCES
     )
 
@@ -115,7 +115,7 @@ def find(key: str) -> Packed | None:
             log.warning("%s is not used: other users may write there", path.parent)
             return None
         with shared_files.opened(path) as file:
-            found = _unpacked(pages.mapped(file.fileno()))
+            found = _unpacked(huge_pages.mapped(file.fileno()))
         shared_files.used(path)
         return found
     except (FileNotFoundError, RuntimeError):
@@ -129,7 +129,7 @@ def find(key: str) -> Packed | None:
 
 def folder() -> Path:
     """The folder of packed weights. RuntimeError if the home directory is unknown."""
-    return kept.directory("weights")
+    return kernel_cache.directory("weights")
 
 
 def _unpacked(memory: mmap.mmap) -> Packed:
@@ -260,8 +260,8 @@ def _fill(file: BinaryIO, header: bytes, locations: Sequence[_Location], tensors
         file.seek(begin + location.start)
         file.write(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
     file.flush()
-    pages.read_anew(file.fileno())
-    with pages.mapped(file.fileno()) as memory:
+    huge_pages.read_anew(file.fileno())
+    with huge_pages.mapped(file.fileno()) as memory:
         digest = _digest(memory, end)
     file.seek(0)
     file.write(_START.pack(_MAGIC, digest, len(header)))

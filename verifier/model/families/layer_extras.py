@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from foresay.verifier.model.families.family import mlp, rms_norm
-from foresay.verifier.model.families.mixtures import OWN_WIDTH, experts
+from foresay.verifier.model.families.moe import OWN_WIDTH, experts
+from foresay.verifier.model.feed_forward import GGUF_STACKS, Experts, TopKRouter
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.inner import GGUF_STACKS, Experts, TopKRouter
-from foresay.verifier.model.nodes import SANDWICH, Stack
+from foresay.verifier.model.layers import SANDWICH, Stack
 from foresay.verifier.model.per_layer import PerLayerEmbedding
 from foresay.verifier.model.products import DOWN, GATE_UP, Stacked
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foresay.verifier.model.inner import MLP, Experts
+from foresay.verifier.model.feed_forward import MLP, Experts
+from foresay.verifier.model.layers import Layer
 from foresay.verifier.model.linear import Linear
-from foresay.verifier.model.nodes import Layer
 from foresay.verifier.model.products import SHARED_DOWN, SHARED_GATE_UP
 from foresay.verifier.ops.records import Norm, Routing
 

@@ -26,7 +26,7 @@ from foresay.verifier.model.linear import Matrix
 from foresay.verifier.model.names import SHARED_FILES
 from foresay.verifier.model.products import Stacked
 from foresay.verifier.model.quantization import HEAD, Format, Scheme
-from foresay.verifier.model.stored import of_product, turns_of_stack
+from foresay.verifier.model.weight_loader import of_product, turns_of_stack
 from foresay.verifier.model.weights import (
     EMBEDDING,
     LM_HEAD,

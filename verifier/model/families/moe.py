@@ -27,10 +27,10 @@ from foresay.verifier.model.families.llama import (
     qwen2_attentions,
     qwen3_attentions,
 )
+from foresay.verifier.model.feed_forward import GGUF_STACKS, MLP, Experts, TopKRouter
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.inner import GGUF_STACKS, MLP, Experts, TopKRouter
-from foresay.verifier.model.latents import Latent
-from foresay.verifier.model.nodes import SINKS, HeadNorm, Stack
+from foresay.verifier.model.layers import SINKS, HeadNorm, Stack
+from foresay.verifier.model.mla import Latent
 from foresay.verifier.model.products import DOWN, GATE_UP, QKV, NormKind, Stacked
 from foresay.verifier.model.rope_config import YarnScaling, read_rope
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from foresay.verifier.model.inner import BESIDE, MLP, Experts
+from foresay.verifier.model.feed_forward import BESIDE, MLP, Experts
 from foresay.verifier.model.per_layer import PerLayerEmbedding
 from foresay.verifier.model.products import (
     HEAD_GATE,

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from foresay.verifier.model.config import ModelConfig
-from foresay.verifier.model.nodes import BEFORE, Attention, Layer
+from foresay.verifier.model.layers import BEFORE, Attention, Layer
 
 #: Heads' names of the matrix that mixes both inputs; of the norms of these, and of the last norm.
 MIXES, EMBEDDING, HIDDEN, LAST = "fc", "embedding_layernorm", "hidden_norm", "norm"

@@ -1,4 +1,4 @@
-"""The packed weights of latent attention (:mod:`foresay.verifier.model.latents`, whose letters are used here)."""
+"""The packed weights of latent attention (:mod:`foresay.verifier.model.mla`, whose letters are used here)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foresay.verifier.model.latents import HEAD_KEYS, HEAD_VALUES, LATENT_NORM, QUERIES, QUERY_DOWN, QUERY_NORM, Latent
 from foresay.verifier.model.linear import Linear
+from foresay.verifier.model.mla import HEAD_KEYS, HEAD_VALUES, LATENT_NORM, QUERIES, QUERY_DOWN, QUERY_NORM, Latent
 from foresay.verifier.model.products import QKV
 from foresay.verifier.model.rope import pairs_apart
 from foresay.verifier.model.weights import LayerWeights

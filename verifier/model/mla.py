@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from foresay.verifier.model.nodes import Attention
+from foresay.verifier.model.layers import Attention
 from foresay.verifier.model.products import MODULES, OUTPUT, QKV, NormKind, Product, Stacked, Vector
 
 #: Products besides the latent's (QKV) and the output's: into the queries' narrower input; the queries; of each head.
