@@ -118,14 +118,6 @@ def entry_text(name: str, key: str) -> str:
     return f'[[key]]\nid = "{secrets.token_hex(6)}"\nname = "{name}"\nhash = "{hashed(key)}"\n'
 
 
-def exposed(path: Path) -> bool:
-    """Whether others than the owner can read or write the file."""
-    try:
-        return bool(path.stat().st_mode & 0o077)
-    except OSError:
-        return False
-
-
 log = logging.getLogger("foresay.server")
 
 
@@ -140,7 +132,7 @@ class KeyStore:
         self.needed = bool(keys) or file is not None
         if self.needed and not keys and not entries:
             raise ConfigurationError(f"the key file {file} holds no key; foresay keys new NAME prints one")
-        if file is not None and exposed(Path(file)):
+        if file is not None and Path(file).stat().st_mode & 0o077:
             log.warning("others on this machine can read the key file %s: chmod 600 it", file)
         alone = len(keys) + len(entries) == 1
         self.anyone = Caller(rate_limiter=RateLimiter(per_minute))

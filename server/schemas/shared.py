@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from foresay.server.schemas.bounds import Choices, Name, RequestId, Stop, Stops, TokenIds, Words, shown
+from foresay.server.schemas.bounds import Choices, Name, RequestId, Stop, Stops, TokenIds, Words
 from foresay.spec import sampling as ranges
 from foresay.spec.shape import MAX_NODES
 
@@ -112,21 +112,17 @@ class Speculation(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     max_tokens: Annotated[int, Meta(ge=0, le=_DEEPEST)] | None = None
 
 
-#: The only types of a prediction and of its parts.
-CONTENT, TEXT = "content", "text"
-
-
 class PredictionPart(msgspec.Struct, kw_only=True):
-    """A part of a predicted text. type: ``text``."""
+    """A part of a predicted text."""
 
-    type: Annotated[str, shown(enum=[TEXT])]
+    type: Literal["text"]
     text: str
 
 
 class Prediction(msgspec.Struct, kw_only=True):
-    """A predicted answer, used as a draft; it does not change the text. type: ``content``."""
+    """A predicted answer, used as a draft; it does not change the text."""
 
-    type: Annotated[str, shown(enum=[CONTENT])]
+    type: Literal["content"]
     content: str | list[PredictionPart]
 
 

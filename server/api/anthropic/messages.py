@@ -218,34 +218,23 @@ class Conversation:
         return request | self._effort()
 
     def _turn(self, turn: schemas.Turn, path: Path) -> None:
+        """Tool results become messages of their own; texts become the user's, or the system's."""
         blocks: list[schemas.Block] = (
             list(turn.content) if isinstance(turn.content, list) else [schemas.TextBlock(text=turn.content)]
         )
         if not blocks:
             raise InvalidRequest((*path, "content"), " must not be empty")
-        match turn.role:
-            case "user":
-                self._user(blocks, path)
-            case "assistant":
-                self._assistant(blocks, path)
-            case "system":
-                self._system(blocks, path)
-
-    def _system(self, blocks: list[schemas.Block], path: Path) -> None:
-        for index, block in enumerate(blocks):
-            if not isinstance(block, schemas.TextBlock):
-                raise InvalidRequest((*path, "content", index), ": a system message holds only text")
-            self._add_text("system", block.text, path)
-
-    def _user(self, blocks: list[schemas.Block], path: Path) -> None:
-        """Tool results become messages of their own; text becomes the user's."""
+        if turn.role == "assistant":
+            return self._assistant(blocks, path)
         texts = False
         for index, block in enumerate(blocks):
             at = (*path, "content", index)
             match block:
                 case schemas.TextBlock(text=text):
                     texts = True
-                    self._add_text("user", text, path)
+                    self._add_text(turn.role, text, path)
+                case _ if turn.role == "system":
+                    raise InvalidRequest(at, ": a system message holds only text")
                 case schemas.ToolResultBlock() if texts:
                     raise InvalidRequest(at, ": tool_result blocks come before the text of their message")
                 case schemas.ToolResultBlock(tool_use_id=id, content=content):

@@ -110,7 +110,7 @@ class CompletionAnswer(Answer):
         choices = []
         for index, piece in enumerate(pieces):
             self._note_prompt(index, piece)
-            choices.append(_nulled(_joined(self._before(index), self._choice_of(index, piece))))
+            choices.append(_whole(self._before(index), self._choice_of(index, piece)))
         return self._final(self._chunk(choices, statistics.usage(self.choices)))
 
     # -- inside --------------------------------------------------------------------------------------------------
@@ -172,20 +172,15 @@ class CompletionAnswer(Answer):
         return TextCompletion(id=self.id, created=self.created, model=self.model, choices=choices, usage=usage)
 
 
-def _joined(before: CompletionChoice, after: CompletionChoice) -> CompletionChoice:
-    """The prompt's part of a choice merged with the answer's."""
+def _whole(before: CompletionChoice, after: CompletionChoice) -> CompletionChoice:
+    """A whole choice, of the prompt's part and the answer's, with null for what is missing."""
     after.text = before.text + after.text
-    after.prompt_token_ids, after.prompt_logprobs = before.prompt_token_ids, before.prompt_logprobs
     if before.logprobs is not None and after.logprobs is not None:
         for field in CompletionLogprobs.__struct_fields__:
             setattr(after.logprobs, field, getattr(before.logprobs, field) + getattr(after.logprobs, field))
+    after.token_ids, after.prompt_token_ids = known(after.token_ids), known(before.prompt_token_ids)
+    after.prompt_logprobs = known(before.prompt_logprobs)
     return after
-
-
-def _nulled(choice: CompletionChoice) -> CompletionChoice:
-    for field in ("token_ids", "prompt_token_ids", "prompt_logprobs"):
-        setattr(choice, field, known(getattr(choice, field)))
-    return choice
 
 
 @leasing(EVENTS)
