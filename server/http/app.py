@@ -20,7 +20,6 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from foresay.server.api import admin, llamacpp
-from foresay.server.api.about import dashboard
 from foresay.server.api.about import routes as about
 from foresay.server.api.anthropic import messages
 from foresay.server.api.common import route
@@ -49,7 +48,6 @@ ROUTE_MODULES: tuple[ModuleType, ...] = (
     messages,
     ollama,
     llamacpp,
-    dashboard,
     openapi,
     admin,
 )
@@ -63,8 +61,8 @@ def create_app(models: Models, auth: AuthMiddleware | None = None) -> web.Applic
     middlewares = [record, _answer_errors, auth.admit]
     app = web.Application(middlewares=middlewares)
     app[MODELS] = models
-    app[dashboard.CLOSING] = asyncio.Event()
-    app.on_shutdown.append(dashboard.close)
+    app[about.CLOSING] = asyncio.Event()
+    app.on_shutdown.append(about.close)
     app.cleanup_ctx.append(models.life)
     for entry in models:
         reporter = Reporter(entry.service.telemetry, entry.name if models.several else "")

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from foresay.server.api.about.dashboard import STATIC
+from foresay.server.api.about.routes import STATIC
 from foresay.spec.names import DRAFTERS, NONE
 from tests.dashboard.seeing import Colour, contrast, nearest
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from foresay.server.api.about import dashboard
+from foresay.server.api.about import routes as about
 from foresay.server.gateway.keys import KeyStore
 from foresay.server.http.auth import AuthMiddleware, Origins
 from foresay.server.metrics.telemetry import Telemetry
@@ -157,8 +157,8 @@ async def test_a_reader_that_stops_reading_holds_nobody_up_and_is_hung_up_on(tok
         return limits[-1]
 
     async with served(engine, tokenizer) as client:
-        monkeypatch.setattr(dashboard, "asyncio", SimpleNamespace(**vars(asyncio) | {"timeout": limited}))
-        monkeypatch.setattr(dashboard, "STALL_SECONDS", 3600.0)
+        monkeypatch.setattr(about, "asyncio", SimpleNamespace(**vars(asyncio) | {"timeout": limited}))
+        monkeypatch.setattr(about, "STALL_SECONDS", 3600.0)
         with monkeypatch.context() as patch:
             patch.setattr(Telemetry, "snapshot", much)
             deaf = deaf_client(client, "/dashboard/feed")
@@ -176,7 +176,7 @@ async def test_a_reader_that_stops_reading_holds_nobody_up_and_is_hung_up_on(tok
 
 
 async def test_the_end_of_the_server_is_the_end_of_the_feed(tokenizer, monkeypatch):
-    monkeypatch.setattr(dashboard, "LATE", 100.0)  # until the next event
+    monkeypatch.setattr(about, "LATE", 100.0)  # until the next event
     async with served(ScriptedEngine([END]), tokenizer) as client, client.get("/dashboard/feed") as response:
         await anext(events(response))
         assert client.app is not None
