@@ -103,10 +103,7 @@ class Model(Resident):
     async def read(self, config: ServeConfig) -> Text:
         """Check what can be checked of these settings without an engine, download what is missing, and read the
         tokenizer."""
-        if await _in_thread(lacks_files, config):
-            async with self.service.server.reading:
-                await asyncio.to_thread(_import)
-            await _in_thread(fetch, config)
+        await _in_thread(fetch, config)
         return await self._read_text(config)
 
     async def look(self) -> None:
@@ -214,11 +211,6 @@ async def _in_thread(read: Callable[[ServeConfig], T], config: ServeConfig) -> T
         raise ForesayError(f"its files cannot be read ({type(error).__name__}: {error})") from error
 
 
-def _import() -> None:
-    """Import what :func:`fetch` needs, in one thread at a time."""
-    import foresay.server.engine.build  # noqa: F401
-
-
 def longest_here(config: ServeConfig) -> int | None:
     """The context length from settings or local files; None if they do not say."""
     directory = cached_target(config)
@@ -229,18 +221,16 @@ def longest_here(config: ServeConfig) -> int | None:
     return None
 
 
-def lacks_files(config: ServeConfig) -> bool:
-    """Whether files may have to be downloaded. Raises what :func:`~foresay.server.settings.resolved.check_names` and
-    :func:`~foresay.server.settings.resolved.check_config` raise."""
-    check_names(config)
-    return check_config(config) is None or not nothing_to_fetch(choose_draft(config).value)
-
-
 def fetch(config: ServeConfig) -> None:
-    """Download what the settings name and is missing locally; nothing else waits for it."""
+    """Download what the settings name and is missing locally; nothing else waits for it. Raises what
+    :func:`~foresay.server.settings.resolved.check_names` and :func:`~foresay.server.settings.resolved.check_config`
+    raise."""
+    check_names(config)
+    if check_config(config) is not None and nothing_to_fetch(choose_draft(config).value):
+        return
+    with importing:
+        from foresay.server.engine.drafters.registry import drafts  # imports the drafters, and so torch
     target_directory(config)
     draft = choose_draft(config).value
     if not nothing_to_fetch(draft):
-        with importing:
-            from foresay.server.engine.drafters.registry import drafts  # imports the drafters, and so torch
         drafts(config, draft)
