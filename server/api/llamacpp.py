@@ -11,8 +11,8 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import asdict, astuple
 
 import foresay
-from foresay.server.api.common import statistics, validation
-from foresay.server.api.common.answer import Answer
+from foresay.server.api.common import validation
+from foresay.server.api.common.answer import Answer, timings
 from foresay.server.api.common.route import EVENTS, Route, Stream, json_response
 from foresay.server.api.common.streaming import leasing
 from foresay.server.api.common.turns import answered, completion_choices, infilled, room_for
@@ -179,7 +179,7 @@ class Native(Answer):
         answer.has_new_line = "\n" in choice.tokenizer.decode(choice.tokens)
         answer.stop_type = "limit" if choice.finish_reason == "length" else "word" if word else "eos"
         answer.stopping_word, answer.tokens_cached = word, choice.cached_tokens
-        answer.timings, answer.warnings = statistics.timings(self.choices) or UNSET, self._warnings()
+        answer.timings, answer.warnings = timings(self.choices) or UNSET, self._warnings()
         return answer
 
 

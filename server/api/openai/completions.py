@@ -11,7 +11,7 @@ import msgspec
 from aiohttp import web
 from msgspec import UnsetType
 
-from foresay.server.api.common import statistics, validation
+from foresay.server.api.common import validation
 from foresay.server.api.common.answer import Answer, known
 from foresay.server.api.common.route import EVENTS, Route, Stream
 from foresay.server.api.common.streaming import leasing
@@ -104,14 +104,14 @@ class CompletionAnswer(Answer):
     def closing(self) -> list[msgspec.Struct]:
         if not self._reports_usage:
             return []
-        return [self._final(self._chunk([], statistics.usage(self.choices)))]
+        return [self._final(self._chunk([], self.usage))]
 
     def whole(self, pieces: Sequence[Piece]) -> msgspec.Struct:
         choices = []
         for index, piece in enumerate(pieces):
             self._note_prompt(index, piece)
             choices.append(_whole(self._before(index), self._choice_of(index, piece)))
-        return self._final(self._chunk(choices, statistics.usage(self.choices)))
+        return self._final(self._chunk(choices, self.usage))
 
     # -- inside --------------------------------------------------------------------------------------------------
 
