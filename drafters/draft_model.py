@@ -188,7 +188,7 @@ class RecurrentDraftDrafter(DraftModelDrafter):
 
     def _joined(self, sequence: SequenceState, reach: int) -> BatchSlot:
         text = self._texts[sequence.id]
-        return replace(super()._joined(sequence, reach), states=(text.page, text.spares[0]))
+        return replace(super()._joined(sequence, reach), states=(text.page, text.free_pages[0]))
 
     # -- texts -------------------------------------------------------------------------------------------------------
 
@@ -200,16 +200,16 @@ class RecurrentDraftDrafter(DraftModelDrafter):
         """Its state, after fewer tokens than are committed."""
         pages, table = self._store.pages, sequence.table
         text = self._texts.setdefault(sequence.id, TextState(pages))
-        if text.at >= max(table.length, 1):
+        if text.length >= max(table.length, 1):
             text.restore(table.length - 1)
-        if not text.at and table.length:
+        if not text.length and table.length:
             filled = self.model.store.filled(table)
             known = table.pages[: min(table.length - 1, filled) // pages.page_size]
             text.adopt(known[: pages.restorable(known)], filled // pages.page_size * pages.page_size)
         return text
 
     def _filled(self, sequence: SequenceState) -> int:
-        return self._text_of(sequence).at
+        return self._text_of(sequence).length
 
     def prepare(self, sequence: SequenceState, levels: int) -> None:
         """Catch up, and reserve a page for the next state."""
@@ -219,26 +219,26 @@ class RecurrentDraftDrafter(DraftModelDrafter):
     def _reserve(self, text: TextState) -> None:
         if not text.refill():
             for other in self._texts.values():
-                other.give_up()
+                other.drop_checkpoints()
             reserved = text.refill()
             assert reserved, "there are state pages for what all texts need"
 
     def began(self, sequence: SequenceState) -> None:
         """The state after all committed tokens is stored now."""
-        self._texts[sequence.id].read(1)
+        self._texts[sequence.id].commit_rows(1)
         super().began(sequence)
 
     def extend(self, sequence: SequenceState) -> None:
         """Read committed tokens except the last one, at most ``CATCH_UP_ROWS`` of them."""
         table, text = sequence.table, self._text_of(sequence)
-        rows = text.within(min(table.length - 1 - text.at, CATCH_UP_ROWS))
+        rows = text.align_chunk(min(table.length - 1 - text.length, CATCH_UP_ROWS))
         if rows <= 0:
             return
         self._reserve(text)
-        begun, stop = text.at, text.at + rows
+        begun, stop = text.length, text.length + rows
         read = self._text(sequence.tokens[begun:stop])
         self.model.run([Rows(table, read, begun, logits="none", state=text)])
-        text.read(rows)
+        text.commit_rows(rows)
         self.model.store.mark(table, stop)
         if begun < sequence.prompt_length <= stop + 1:
             self._keep(sequence, text)
@@ -248,7 +248,7 @@ class RecurrentDraftDrafter(DraftModelDrafter):
         grown, index = self._grown.get(sequence.id), self._indices.pop(sequence.id, None)
         super().committed(sequence, path)
         text, base = self._texts.get(sequence.id), sequence.table.length - len(path)
-        if grown is not None and index is not None and text is not None and text.at == base:
+        if grown is not None and index is not None and text is not None and text.length == base:
             go_on(self._store, text, index, grown.rows_of(path)[: len(path) - 1])
 
     def finished(self, sequence: SequenceState) -> None:
@@ -263,4 +263,4 @@ class RecurrentDraftDrafter(DraftModelDrafter):
         table, size = sequence.table, text.pages.page_size
         for at, page in text.boundaries:
             if 0 < at <= table.length:
-                text.pages.keep(table.pool.known_as(table, at // size - 1), page)
+                text.pages.add_checkpoint(table.pool.cached_page(table, at // size - 1), page)

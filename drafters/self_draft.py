@@ -180,8 +180,8 @@ class SelfDrafter(TreeDrafter):
         chain = self._chains.setdefault(sequence.id, _Chain(NONE if text is None else text.page))
         if states is not None and text is not None:
             fresh = not sequence.table.length and not chain.tokens
-            replay(states.layers, chain.page, text.spares[0], fresh, index, torch.tensor(path))
-            chain.page = text.spares[0]
+            replay(states.layers, chain.page, text.free_pages[0], fresh, index, torch.tensor(path))
+            chain.page = text.free_pages[0]
         chain.behind = len(chain.tokens)
         chain.sources += [*(sources[node] for node in path[1:]), SELF]
         grown.fixed = grown.fixed or layout(grown.shape)

@@ -11,7 +11,7 @@ KEY covers all that the bytes depend on besides the text, DIGEST the text up to 
 the shapes and the hash of the data. A file with any other header (damaged, cut short, from elsewhere) is removed, and
 its page is computed.
 
-Any number of engines may share a folder (:mod:`foresay.kvpaging.shared_files`). The least recently used are removed
+Any number of engines may share a folder (:mod:`foresay.kvpaging.file_cache`). The least recently used are removed
 first; of a text, its end.
 """
 
@@ -34,9 +34,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from foresay.kvpaging import shared_files
+from foresay.kvpaging import file_cache
 from foresay.kvpaging.pool import PADDING_PAGE, PagePool
-from foresay.kvpaging.store import KVStore, as_bytes, touch
+from foresay.kvpaging.store import KVStore, as_bytes, prefault
 from foresay.kvpaging.threads import BackgroundThreads
 from foresay.kvpaging.verbs import NONE
 
@@ -72,25 +72,25 @@ class PageText(NamedTuple):
 
 
 class _File(NamedTuple):
-    """One file of a page. holds: type and shape of each of its tensors."""
+    """One file of a page. tensors: type and shape of each of its tensors."""
 
     key: str
     kind: str
-    holds: tuple[tuple[torch.dtype, tuple[int, ...]], ...]
+    tensors: tuple[tuple[torch.dtype, tuple[int, ...]], ...]
 
     @property
     def sizes(self) -> list[int]:
         """Bytes of each tensor."""
-        return [math.prod(shape) * dtype.itemsize for dtype, shape in self.holds]
+        return [math.prod(shape) * dtype.itemsize for dtype, shape in self.tensors]
 
-    def header(self, text: PageText, found: str) -> bytes:
-        """The header's length and the header in JSON. found: SHA-256 of all data after it."""
+    def header(self, text: PageText, checksum: str) -> bytes:
+        """The header's length and the header in JSON. checksum: SHA-256 of all data after it."""
         tensors, at = {}, 0
-        for number, ((dtype, shape), size) in enumerate(zip(self.holds, self.sizes, strict=True)):
+        for number, ((dtype, shape), size) in enumerate(zip(self.tensors, self.sizes, strict=True)):
             tensors[f"{number}"] = {"dtype": _DTYPES[dtype], "shape": shape, "data_offsets": [at, at + size]}
             at += size
         content = sha256(text.content).hexdigest()  # under the name that the first release gave it
-        about = {"key": self.key, "kind": self.kind, "page": text.digest.hex(), "said": content, "sha256": found}
+        about = {"key": self.key, "kind": self.kind, "page": text.digest.hex(), "said": content, "sha256": checksum}
         head = json.dumps({"__metadata__": about, **tensors}).encode()
         return (len(head) + -len(head) % 8).to_bytes(8, "little") + head + b" " * (-len(head) % 8)
 
@@ -113,11 +113,11 @@ class DiskPages:
         folder: Path,
         stores: Mapping[str, Sequence[KVStore]],
         pool: PagePool,
-        most: int,
+        max_bytes: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._folder, self._stores, self._pool, self._most = folder, stores, pool, most
-        self._news, self._room = deque[str](), 0
+        self._folder, self._stores, self._pool, self._max_bytes = folder, stores, pool, max_bytes
+        self._counts, self._room = deque[str](), 0
         self._clock, self._pause, self._writes_from = clock, _PAUSE, -math.inf
         self._threads = BackgroundThreads(_THREADS, "KV on disk", _on_all_cores)
         self._written: Future[None] | None = None
@@ -125,11 +125,11 @@ class DiskPages:
         self._touched = dict[int, Future[None]]()
         self._kinds = {kind.name: kind for kind in (pool.rows, *pool.stores) if kind.name}
         first, *others = (self._file(key, kind) for kind in self._kinds for key in stores)
-        self._files = [first, *(file for file in others if file.holds)]
+        self._files = [first, *(file for file in others if file.tensors)]
         drafts = [file for file in self._files if any(store.drafts for store in stores[file.key])]
         self._needed = [self._files[:1], [*self._files[:1], *drafts]]
         for each in (folder, *(folder / key for key in stores)):  # a mode is not that of parents
-            if not shared_files.made(each):
+            if not file_cache.make_private(each):
                 raise OSError(f"other users may write to {each}")
 
     def has(self, text: PageText, drafts: bool) -> bool:
@@ -138,39 +138,39 @@ class DiskPages:
             return False
         return all(os.path.exists(self._path(file, text)) for file in self._needed[drafts])  # false after any error
 
-    def news(self) -> dict[str, int]:
+    def take_counts(self) -> dict[str, int]:
         """Tokens since the last call: ``read``, ``written``, ``damaged``, and ``slow``, where reading was given up."""
         news: Counter[str] = Counter()
-        while self._news:
-            news[self._news.popleft()] += self._pool.page_size
+        while self._counts:
+            news[self._counts.popleft()] += self._pool.page_size
         return news
 
-    def slow(self, pages: int) -> None:
+    def count_slow(self, pages: int) -> None:
         """Count so many pages that took longer to read than to compute: the rest of the text is computed."""
         log.info("a text is not read from disk: computing it takes less")
-        self._news += ["slow"] * pages
+        self._counts += ["slow"] * pages
 
-    def hung(self, loading: Future[Loaded], pages: int) -> None:
-        """As :meth:`slow`, because of a file that does not arrive: nothing more is read until it does. Other threads do
-        everything else."""
+    def on_hang(self, loading: Future[Loaded], pages: int) -> None:
+        """As :meth:`count_slow`, because of a file that does not arrive: nothing more is read until it does. Other
+        threads do everything else."""
         self._hung = loading
         self._threads.replace()
-        self.slow(pages)
+        self.count_slow(pages)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def load(self, text: PageText, page: int, drafts: bool) -> Future[Loaded]:
         """Start reading the files of a text that will fill this page; none if it needs one that is missing."""
-        self._touch(page // _RUN)
+        self._prefault(page // _RUN)
         return self._threads.submit(self._load, text, drafts)
 
-    def _touch(self, run: int) -> Future[None]:
+    def _prefault(self, run: int) -> Future[None]:
         if run not in self._touched:
             memory = [part for stores in self._stores.values() for store in stores for part in store.run(run, _RUN)]
-            self._touched[run] = self._threads.submit(touch, memory)
+            self._touched[run] = self._threads.submit(prefault, memory)
         return self._touched[run]
 
-    def touched(self) -> Iterator[None]:
+    def prefault(self) -> Iterator[None]:
         """Touch the memory that the pages on disk would fill, a run at a time: the system takes half a second to clear
         that of a prompt of 8,000 tokens."""
         try:
@@ -179,7 +179,7 @@ class DiskPages:
             return
         pages = min(sum(name.endswith(f".{self._files[0].kind}") for name in names), self._pool.num_pages - 1)
         for run in range(-(-pages // _RUN)):
-            wait([self._touch(run)], _TOUCHING)
+            wait([self._prefault(run)], _TOUCHING)
             yield
 
     def _load(self, text: PageText, drafts: bool) -> Loaded:
@@ -196,7 +196,7 @@ class DiskPages:
                 is_whole = False
             if not is_whole:
                 log.warning("%s is damaged, or of something else: it is removed, and its page computed", path)
-                self._news.append("damaged")
+                self._counts.append("damaged")
                 with suppress(OSError):
                     path.unlink()
             if file not in parts and file in self._needed[drafts]:
@@ -213,61 +213,61 @@ class DiskPages:
                 store.marks[page] = self._pool.page_size
             with self._kinds[file.kind].loading(page) as own:
                 yield from _copied(self._parts(file, own), data.split(file.sizes)) if own != NONE else ()
-        self._news.append("read")
+        self._counts.append("read")
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
-    def is_free(self, seconds: float) -> bool:
+    def can_write(self, seconds: float) -> bool:
         """Whether a page can be written now, after waiting up to this long for the one before."""
         return self._written is None or bool(wait([self._written], seconds).done)
 
     def write(self, page: int, text: PageText) -> None:
-        """Start writing a page, or record its use if it is on disk; only if :meth:`is_free`. After an error nothing is
-        written for a while."""
+        """Start writing a page, or record its use if it is on disk; only if :meth:`can_write`. After an error nothing
+        is written for a while."""
         used = time.time_ns() // _MOMENT * _MOMENT - text.depth * _DEEPER
         news = list[tuple[_File, Tensor]]()
         for file in self._files if self._clock() >= self._writes_from else ():
-            own, stores = self._kinds[file.kind].at(page), self._stores[file.key]
+            own, stores = self._kinds[file.kind].local_page(page), self._stores[file.key]
             whole = own != NONE and all(store.marks[page] == self._pool.page_size for store in stores)
-            if whole and not shared_files.used(self._path(file, text), used):
+            if whole and not file_cache.touch(self._path(file, text), used):
                 flat = [part.contiguous().flatten().view(torch.uint8).cpu() for part in self._parts(file, own)]
                 news.append((file, torch.cat([torch.empty(0, dtype=torch.uint8), *flat])))
         if news:
-            self._written = self._threads.submit(self._keep, news, text, used)
+            self._written = self._threads.submit(self._write_files, news, text, used)
 
-    def _keep(self, news: Sequence[tuple[_File, Tensor]], text: PageText, used: int) -> None:
+    def _write_files(self, news: Sequence[tuple[_File, Tensor]], text: PageText, used: int) -> None:
         try:
-            kept, pause = [file for file, data in news if self._kept(file, data, text, used)], _PAUSE
+            kept, pause = [file for file, data in news if self._write_file(file, data, text, used)], _PAUSE
         except OSError as error:
             log.warning("KV is not kept on disk for %.0f s: %s", self._pause, error)
             kept, pause, self._room = [], min(2 * self._pause, _LONGEST_PAUSE), 0
             self._writes_from = self._clock() + self._pause
         self._pause = pause
-        self._news += ["written"] * (self._files[0] in kept)
+        self._counts += ["written"] * (self._files[0] in kept)
 
-    def _kept(self, file: _File, data: Tensor, text: PageText, used: int) -> bool:
+    def _write_file(self, file: _File, data: Tensor, text: PageText, used: int) -> bool:
         """Write a file; False if there was no room, or another engine writes it."""
         head = file.header(text, sha256(data.numpy().data).hexdigest())
-        if self._room < (size := shared_files.taken(len(head) + data.nbytes)):
+        if self._room < (size := file_cache.disk_size(len(head) + data.nbytes)):
             self._make_room()
         if self._room < size:
             return False
         self._room -= size
-        return shared_files.write(self._path(file, text), lambda it: it.writelines((head, data.numpy().data)), used)
+        return file_cache.write(self._path(file, text), lambda it: it.writelines((head, data.numpy().data)), used)
 
     def _make_room(self) -> None:
-        """Remove the least recently used files."""
-        found = shared_files.least_recent(self._folder)
+        """Remove the least recently used files: a cache is no reason to fill a disk."""
+        found = file_cache.lru_files(self._folder)
         total = sum(file.size for file in found)
-        most = min(self._most, (total + shared_files.free(self._folder)) // 2)  # a cache is no reason to fill a disk
-        self._room = min(most - shared_files.shrink(found, most * _LEFT // _EIGHTHS), most // _EIGHTHS)
+        most = min(self._max_bytes, (total + file_cache.free_bytes(self._folder)) // 2)
+        self._room = min(most - file_cache.evict(found, most * _LEFT // _EIGHTHS), most // _EIGHTHS)
 
     # -- what a page has -----------------------------------------------------------------------------------------------
 
     def _file(self, key: str, kind: str) -> _File:
         """A file whose tensors have the shapes that all pages share; taken from the padding page."""
         parts = self._parts(empty := _File(key, kind, ()), PADDING_PAGE)
-        return empty._replace(holds=tuple((part.dtype, tuple(part.shape)) for part in parts))
+        return empty._replace(tensors=tuple((part.dtype, tuple(part.shape)) for part in parts))
 
     def _parts(self, file: _File, own: int) -> list[Tensor]:
         """What the stores have in one page of the file's kind, the widest types first, so that each is aligned to its
@@ -282,7 +282,7 @@ class DiskPages:
 def _read(path: Path, file: _File, text: PageText, data: Tensor) -> bool:
     """Fill data, uint8, a piece at a time; whether it is what was written."""
     found, room = sha256(), data.numpy()
-    with shared_files.opened(path) as source:
+    with file_cache.open_private(path) as source:
         length = os.fstat(source.fileno()).st_size - data.nbytes
         head = source.read(length) if 0 < length < _LONGEST else b""
         for at in range(0, data.nbytes, _PIECE):

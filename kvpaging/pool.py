@@ -76,9 +76,9 @@ class PagePool:
         self.stores.append(store)
         return store
 
-    def store(self, of: type[S]) -> S | None:
+    def find_store(self, kind: type[S]) -> S | None:
         """The first store of this type, if there is one."""
-        return next((store for store in self.stores if isinstance(store, of)), None)
+        return next((store for store in self.stores if isinstance(store, kind)), None)
 
     def attach_cache(self, cache: Cache) -> None:
         """Make `cache` the prefix index of this pool. A pool has one."""
@@ -118,7 +118,7 @@ class PagePool:
         elif references == 1 and self._cache is not None and page in self._cache:
             self._idle[page] = None
 
-    def known_as(self, table: Table, index: int) -> int:
+    def cached_page(self, table: Table, index: int) -> int:
         """The page by which others find the text up to the table's page `index`: that page, unless another with the
         same text is indexed."""
         if self._cache is None or index >= len(table.chain):

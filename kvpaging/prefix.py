@@ -60,7 +60,7 @@ class PrefixIndex:
         self.disk: DiskPages | None = None
         self.held: list[int] = []
         self.fetched = 0
-        self._unkept: dict[int, None] = {}  # pages that are new, or were used, since the last write to disk
+        self._dirty: dict[int, None] = {}  # pages that are new, or were used, since the last write to disk
         self._private: set[int] = set()  # pages of texts that may not be written to disk, and of no other
         self._entries, self._digests = dict[bytes, _Entry](), dict[int, bytes]()
         pool.attach_cache(self)
@@ -94,7 +94,7 @@ class PrefixIndex:
                 del pages[store.restorable(pages) :]
         for page in pages:
             self.pool.retain(page)
-            self._unkept[page] = None
+            self._dirty[page] = None
         self.queries += len(tokens)
         self.hits += len(pages) * self.pool.page_size
         return pages
@@ -122,7 +122,7 @@ class PrefixIndex:
                 entry = None
             known = (entry or self._add(page, text)).page
             if known != page or (known in self._private and not hidden):
-                self._unkept[known] = None
+                self._dirty[known] = None
             (self._private.add if hidden else self._private.discard)(known)
             chain.append(text.digest)
             for state in table.states:
@@ -131,7 +131,7 @@ class PrefixIndex:
     def forget(self, page: int) -> None:
         """Drop a page's entry. For the pool, which takes over the reference."""
         del self._entries[self._digests.pop(page)]
-        self._unkept.pop(page, None)
+        self._dirty.pop(page, None)
         self._private.discard(page)
 
     # -- on disk -------------------------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ class PrefixIndex:
                 if time.perf_counter() > until:
                     for *_, later in loads:
                         later.cancel()
-                    return disk.hung(loading, self.fetched + 1)
+                    return disk.on_hang(loading, self.fetched + 1)
                 yield loading
             if not self._hold(text):
                 yield from self._fill(disk, text, page, loading.result())
@@ -209,19 +209,19 @@ class PrefixIndex:
             self.held.append(entry.page)
         return entry is not None
 
-    def keep_one(self) -> bool:
+    def write_one(self) -> bool:
         """Write one page that is new to disk, or note its use there; returns whether there are more, or it is not
         written yet."""
-        if self.disk is None or not self.disk.is_free(_WRITING):
+        if self.disk is None or not self.disk.can_write(_WRITING):
             return self.disk is not None
-        if self._unkept:
-            page = next(iter(self._unkept))
-            del self._unkept[page]
+        if self._dirty:
+            page = next(iter(self._dirty))
+            del self._dirty[page]
             if page not in self._private:
                 for store in self.pool.stores:
-                    store.settle(page)
+                    store.flush(page)
                 self.disk.write(page, self._entries[self._digests[page]].text)
-        return bool(self._unkept) or not self.disk.is_free(0)
+        return bool(self._dirty) or not self.disk.can_write(0)
 
     def page_of(self, digest: bytes) -> int | None:
         """The page that a text up to there is found by; None if it is not."""
@@ -232,7 +232,7 @@ class PrefixIndex:
         assert page not in self._digests, "a page has one text"
         self._entries[text.digest] = entry = _Entry(page, text)
         self._digests[page] = text.digest
-        self._unkept[page] = None
+        self._dirty[page] = None
         self.pool.retain(page)
         return entry
 

@@ -3,13 +3,13 @@
 ::
 
     tokens of a text    0 ......... boundary ...... length
-    state pages                     mark            page       spares: the next pass, or commit, writes to these
+    state pages                   boundary          page       free pages: the next pass, or commit, writes to these
 
 A state page holds, for all recurrent layers, the state after some number of tokens of one text, and the rows that a
 convolution still needs. A shared one is never written to: the next state goes to a spare page, and the one before is
 unchanged. So rolling back a draft means not committing it, and a *checkpoint* is one more reference. A text keeps the
-state at its last page boundary as its mark, which becomes a checkpoint of the pool page that ends there once that is
-published. A pass writes a record for each node (:class:`StateStore`); committing a path replays those of its nodes.
+state at its last page boundary as its boundary, which becomes a checkpoint of the pool page that ends there once that
+is published. A pass writes a record for each node (:class:`StateStore`); committing a path replays those of its nodes.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class StatePages(Store):
     """The state pages of one pool, whose pages hold ``page_size`` tokens.
 
     sequences: the most of a pass that leave records. num_pages: state pages in all, including the padding page 0; a
-    running text has up to four, and one where it parted from another. checkpoints: the state page after the last token
-    of a page of the pool; the least recently used first. formers: of texts that have gone on since, the last boundary
-    before their mark; kept while there is room. filling: pages that are being read back.
+    running text has up to four, and one where it forked from another. checkpoints: the state page after the last token
+    of a page of the pool; the least recently used first. previous: of texts that have gone on since, the last boundary
+    before theirs; kept while there is room. filling: pages that are being read back.
     """
 
     name = "state"
@@ -41,19 +41,19 @@ class StatePages(Store):
     def __init__(self, sequences: int, num_pages: int, page_size: int) -> None:
         self.sequences, self.num_pages, self.page_size = sequences, num_pages, page_size
         self.checkpoints: OrderedDict[int, int] = OrderedDict()
-        self.formers: OrderedDict[TextState, tuple[int, int]] = OrderedDict()
+        self.previous: OrderedDict[TextState, tuple[int, int]] = OrderedDict()
         self.filling: list[int] = []
         self._references, self._free = [0] * num_pages, list(range(num_pages - 1, NONE, -1))
 
     def allocate(self) -> int:
         """A state page with one reference; ``NONE`` if all are in use. Checkpoints that no text uses are evicted, then
-        formers."""
+        previous boundaries."""
         while not self._free:
             idle = next((page for page, own in self.checkpoints.items() if self._references[own] == 1), None)
             if idle is not None:
                 self.forget(idle)
-            elif self.formers:
-                self.drop_former(next(iter(self.formers)))
+            elif self.previous:
+                self.drop_previous(next(iter(self.previous)))
             else:
                 return NONE
         page = self._free.pop()
@@ -78,23 +78,23 @@ class StatePages(Store):
         """Whether it has more than one reference."""
         return self._references[page] > 1
 
-    def keep(self, page: int, own: int) -> None:
+    def add_checkpoint(self, page: int, own: int) -> None:
         """Make a state page the checkpoint of a page of the pool, unless that already has one."""
         if page not in self.checkpoints:
             self.checkpoints[page] = self.retain(own)
         self.checkpoints.move_to_end(page)
 
-    def text(self, pages: Sequence[int]) -> TextState:
+    def table_state(self, pages: Sequence[int]) -> TextState:
         """The state of an empty text."""
         return TextState(self)
 
-    def at(self, page: int) -> int:
+    def local_page(self, page: int) -> int:
         """The state page of a page's checkpoint; ``NONE`` if it has none."""
         return self.checkpoints.get(page, NONE)
 
-    def drop_former(self, text: TextState) -> None:
-        """Release the boundary before a text's mark."""
-        self.release(self.formers.pop(text, (0, NONE))[1])
+    def drop_previous(self, text: TextState) -> None:
+        """Release the boundary before a text's last."""
+        self.release(self.previous.pop(text, (0, NONE))[1])
 
     @contextmanager
     def loading(self, page: int) -> Iterator[int]:
@@ -105,7 +105,7 @@ class StatePages(Store):
         self.filling.append(own)
         try:
             yield own
-            self.keep(page, own)
+            self.add_checkpoint(page, own)
         finally:
             self.filling.remove(own)
             self.release(own)
@@ -117,7 +117,7 @@ class StatePages(Store):
     def replace(self, known: int, page: int) -> None:
         """The checkpoint stays with the text."""
         if known in self.checkpoints:
-            self.keep(page, self.checkpoints[known])
+            self.add_checkpoint(page, self.checkpoints[known])
             self.forget(known)
 
     def restorable(self, pages: Sequence[int]) -> int:
@@ -130,7 +130,7 @@ class StatePages(Store):
         for table in tables:
             if (state := recurrent_state(table)) is not None and state.pages is self:
                 held.update(state.held)
-                assert state.at <= table.length, f"a state of {state.at} tokens, of a text of {table.length}"
+                assert state.length <= table.length, f"a state of {state.length} tokens, of a text of {table.length}"
         assert set(cached).issuperset(self.checkpoints), "a checkpoint of a page that no text is found by"
         for page, found in enumerate(self._references):
             assert page == NONE or found == held[page], f"state page {page}: {found} references, {held[page]} found"
@@ -148,85 +148,85 @@ class SavePoint(NamedTuple):
 class TextState(TableState):
     """The state pages of one text.
 
-    at: tokens that the state includes. page: its page; ``NONE`` before the first token. mark: the last page boundary
-    and its state's page (the one before is in ``pages.formers``). branch: the length of a known prefix whose state is
-    not known; 0: none. parted: that length and its state's page, once computed. Owns a reference to each page.
+    length: tokens that the state includes. page: its page; ``NONE`` before the first token. boundary: the last page
+    boundary and its state's page (the one before: ``pages.previous``). fork_at: the length of a known prefix whose
+    state is not known; 0: none. fork_state: that length and its state's page, once computed. Owns a reference to each.
     """
 
-    __slots__ = ("at", "branch", "mark", "page", "pages", "parted", "spares")
+    __slots__ = ("boundary", "fork_at", "fork_state", "free_pages", "length", "page", "pages")
 
     def __init__(self, pages: StatePages) -> None:
-        self.pages, self.at, self.page, self.branch = pages, 0, NONE, 0
-        self.mark = self.parted = 0, NONE
-        self.spares: list[int] = []
+        self.pages, self.length, self.page, self.fork_at = pages, 0, NONE, 0
+        self.boundary = self.fork_state = 0, NONE
+        self.free_pages: list[int] = []
 
     @property
     def held(self) -> list[int]:
         """All pages that it holds a reference to."""
-        former = self.pages.formers.get(self, (0, NONE))[1]
-        return [page for page in (self.page, self.mark[1], self.parted[1], former, *self.spares) if page != NONE]
+        before = self.pages.previous.get(self, (0, NONE))[1]
+        held = (self.page, self.boundary[1], self.fork_state[1], before, *self.free_pages)
+        return [page for page in held if page != NONE]
 
     @property
     def boundaries(self) -> list[tuple[int, int]]:
         """Tokens and state page of each page boundary whose state is still there."""
-        found = self.parted, self.mark, (self.at, self.page)
+        found = self.fork_state, self.boundary, (self.length, self.page)
         return [(at, page) for at, page in found if page != NONE and at % self.pages.page_size == 0]
 
     def reserve(self, fresh: int, steps: int) -> None:
         """See :class:`~foresay.kvpaging.verbs.TableState`. Steps that write without the host need two pages each."""
-        if not self.refill(steps) or len(self.spares) < 2 * steps:
+        if not self.refill(steps) or len(self.free_pages) < 2 * steps:
             raise OutOfPages("all state pages are in use")
 
     def refill(self, steps: int = 1) -> bool:
         """Get pages to write to for as many steps: one each, and one for a boundary if there is room; False if the
         first has too few. A prompt's last rows and its root are two commits of one pass: the second writes where the
         first came from, unless the text has no page yet or shares it."""
-        while len(self.spares) < 2 * max(steps, 1) and (page := self.pages.allocate()) != NONE:
-            self.spares.append(page)
+        while len(self.free_pages) < 2 * max(steps, 1) and (page := self.pages.allocate()) != NONE:
+            self.free_pages.append(page)
         least = 1 + (self.page == NONE or self.pages.is_shared(self.page))
-        if len(self.spares) < least and self.mark[1] != NONE:
-            self._drop_marks()
+        if len(self.free_pages) < least and self.boundary[1] != NONE:
+            self._drop_boundaries()
             return self.refill()
-        return len(self.spares) >= least
+        return len(self.free_pages) >= least
 
-    def targets(self, ahead: int = 0) -> tuple[int, int, int]:
+    def commit_pages(self, ahead: int = 0) -> tuple[int, int, int]:
         """The state page that a step's commit on a device starts from, and those that it writes: after the whole path,
         and at a page boundary inside, ``NONE`` without a page for it. Each step has others, so one that ran ahead and
-        was dropped changes nothing.
-        ahead: steps before it whose outcome is not known yet; pages are reserved for all."""
-        end, inside = [*self.spares[2 * ahead : 2 * ahead + 2], NONE][:2]
-        return self.spares[2 * ahead - 2] if ahead else self.page, end, inside
+        was dropped changes nothing. ahead: steps before it whose outcome is not known; pages are reserved for all."""
+        end, inside = [*self.free_pages[2 * ahead : 2 * ahead + 2], NONE][:2]
+        return self.free_pages[2 * ahead - 2] if ahead else self.page, end, inside
 
-    def within(self, rows: int) -> int:
+    def align_chunk(self, rows: int) -> int:
         """The number of prompt rows, reduced to end at the branch, whose state is saved."""
-        return self.branch - self.at if self.at < self.branch < self.at + rows else rows
+        return self.fork_at - self.length if self.length < self.fork_at < self.length + rows else rows
 
-    def stops(self, rows: int) -> tuple[SavePoint, SavePoint]:
+    def save_points(self, rows: int) -> tuple[SavePoint, SavePoint]:
         """Where a pass over the next rows of the text saves states: at the last page boundary inside, and at the end.
         At row 0, that is nowhere, if there are no rows or no page."""
-        end = SavePoint(rows, self.spares[0]) if rows and self.spares else SavePoint(0, NONE)
+        end = SavePoint(rows, self.free_pages[0]) if rows and self.free_pages else SavePoint(0, NONE)
         inside = self._to_boundary(rows)
-        return SavePoint(inside, self.spares[1]) if inside and len(self.spares) > 1 else SavePoint(0, NONE), end
+        return SavePoint(inside, self.free_pages[1]) if inside and len(self.free_pages) > 1 else SavePoint(0, NONE), end
 
-    def read(self, rows: int) -> None:
+    def commit_rows(self, rows: int) -> None:
         """A pass over this many rows has run, and they are text now: take over the states that it saved."""
-        (inside, boundary), (_, page) = self.stops(rows)
+        (inside, boundary), (_, page) = self.save_points(rows)
         assert page != NONE, "a page was reserved"
         if inside:
-            self._set_mark((self.at + inside, boundary))
+            self._set_boundary((self.length + inside, boundary))
             self.pages.release(self.page)
-            self.spares.remove(boundary)
+            self.free_pages.remove(boundary)
         else:
             self._leave()
-            self.spares += self.spares[1:2]  # those of the next step come first
-            del self.spares[1:2]
-        self.spares.remove(page)
-        self.page, self.at = page, self.at + rows
-        if self.at == self.branch:
-            self.pages.release(self.parted[1])
-            self.parted = self.at, self.pages.retain(page)
+            self.free_pages += self.free_pages[1:2]  # those of the next step come first
+            del self.free_pages[1:2]
+        self.free_pages.remove(page)
+        self.page, self.length = page, self.length + rows
+        if self.length == self.fork_at:
+            self.pages.release(self.fork_state[1])
+            self.fork_state = self.length, self.pages.retain(page)
 
-    def moves(self, count: int) -> Iterator[tuple[int, int, int]]:
+    def replays(self, count: int) -> Iterator[tuple[int, int, int]]:
         """To commit ``count`` nodes of a path: (source state page, destination, nodes to replay); each is applied to
         the text when the next is requested."""
         inside = self._to_boundary(count)
@@ -236,87 +236,87 @@ class TextState(TableState):
             if page != self.page:
                 self._leave()
                 self.page = page
-            self.at += part
+            self.length += part
 
     def checkpoint(self, length: int, page: int) -> None:
         """See :class:`~foresay.kvpaging.verbs.TableState`."""
         for at, own in self.boundaries:
             if at == length:
-                self.pages.keep(page, own)
+                self.pages.add_checkpoint(page, own)
 
     def restore(self, length: int) -> int:
         """Go back to one of the last two boundaries, or to 0, where nothing is held any more."""
-        if 0 < length >= self.at:
-            return self.at
-        known = self.mark, self.pages.formers.get(self, (0, NONE)), (0, NONE)
+        if 0 < length >= self.length:
+            return self.length
+        known = self.boundary, self.pages.previous.get(self, (0, NONE)), (0, NONE)
         at, page = next(each for each in known if each[0] <= length)
         self.pages.retain(page)
         self.release()
-        self.at, self.page = at, page
+        self.length, self.page = at, page
         return at
 
     def adopt(self, pages: Sequence[int], known: int) -> None:
         """Start from the checkpoint of the last of these pages. A checkpoint is made where the ``known`` text ends."""
         assert self.page == NONE, "adopt is for an empty text"
         if pages:
-            self.at, self.page = len(pages) * self.pages.page_size, self.pages.retain(self.pages.at(pages[-1]))
-            self.pages.keep(pages[-1], self.page)  # as the one used last
-        self.branch = known
+            self.length = len(pages) * self.pages.page_size
+            self.page = self.pages.retain(self.pages.local_page(pages[-1]))
+            self.pages.add_checkpoint(pages[-1], self.page)  # as the one used last
+        self.fork_at = known
 
-    def give_up(self) -> None:
+    def drop_checkpoints(self) -> None:
         """Release what it keeps of its past: checkpoints of later requests, and where it could go back to."""
-        self._drop_marks()
-        self.pages.release(self.parted[1])
-        self.parted = 0, NONE
+        self._drop_boundaries()
+        self.pages.release(self.fork_state[1])
+        self.fork_state = 0, NONE
 
     def fork(self, other: TableState) -> None:
         """Both write to other pages from now on."""
         assert isinstance(other, TextState)
-        other.at, other.page = self.at, self.pages.retain(self.page)
-        other.mark = self.mark[0], self.pages.retain(self.mark[1])
+        other.length, other.page = self.length, self.pages.retain(self.page)
+        other.boundary = self.boundary[0], self.pages.retain(self.boundary[1])
 
     def release(self) -> None:
         """Release all pages."""
-        self.pages.drop_former(self)
+        self.pages.drop_previous(self)
         for page in self.held:
             self.pages.release(page)
-        self.spares.clear()
-        self.at, self.page, self.branch = 0, NONE, 0
-        self.mark = self.parted = 0, NONE
+        self.free_pages.clear()
+        self.length, self.page, self.fork_at, self.boundary, self.fork_state = 0, NONE, 0, (0, NONE), (0, NONE)
 
     def _to_boundary(self, rows: int) -> int:
         """Rows up to the last page boundary before the end of ``rows``; 0 if there is none."""
         size = self.pages.page_size
-        return max((self.at + rows - 1) // size * size - self.at, 0) if rows else 0
+        return max((self.length + rows - 1) // size * size - self.length, 0) if rows else 0
 
     def _writable(self) -> int:
         """The page of the next state: the same page, unless it is shared or a boundary's."""
         apart = self.page == NONE or self.pages.is_shared(self.page)
-        if not apart and self.at % self.pages.page_size:
+        if not apart and self.length % self.pages.page_size:
             return self.page
-        if not self.spares:
+        if not self.free_pages:
             self.refill()
-        assert self.spares or not apart, "a page was reserved"
-        return self.spares.pop() if self.spares else self.page
+        assert self.free_pages or not apart, "a page was reserved"
+        return self.free_pages.pop() if self.free_pages else self.page
 
     def _leave(self) -> None:
-        """The state moves to another page: this one becomes the mark, or is released."""
-        if self.at % self.pages.page_size == 0 and self.page != NONE:
-            self._set_mark((self.at, self.page))
+        """The state moves to another page: this one becomes the boundary, or is released."""
+        if self.length % self.pages.page_size == 0 and self.page != NONE:
+            self._set_boundary((self.length, self.page))
         else:
             self.pages.release(self.page)
 
-    def _set_mark(self, mark: tuple[int, int]) -> None:
-        """The mark before stays too: a stop string, found by the server, may cut the text before the new one."""
-        self.pages.drop_former(self)
-        if self.mark[1] != NONE:
-            self.pages.formers[self] = self.mark
-        self.mark = mark
+    def _set_boundary(self, boundary: tuple[int, int]) -> None:
+        """The boundary before stays too: a stop string, found by the server, may cut the text before the new one."""
+        self.pages.drop_previous(self)
+        if self.boundary[1] != NONE:
+            self.pages.previous[self] = self.boundary
+        self.boundary = boundary
 
-    def _drop_marks(self) -> None:
-        self.pages.drop_former(self)
-        self.pages.release(self.mark[1])
-        self.mark = 0, NONE
+    def _drop_boundaries(self) -> None:
+        self.pages.drop_previous(self)
+        self.pages.release(self.boundary[1])
+        self.boundary = 0, NONE
 
 
 def recurrent_state(table: Table) -> TextState | None:

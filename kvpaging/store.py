@@ -178,7 +178,7 @@ class KVStore(Store):
         states: StatePages | None = None,
     ) -> None:
         self.pool, self.layers, self.device = pool, tuple(layers), torch.device(device)
-        self.windows = pool.store(WindowPages) if any(each.window is not None for each in layers) else None
+        self.windows = pool.find_store(WindowPages) if any(each.window is not None for each in layers) else None
         alike: dict[_Widths, list[int]] = {}
         for index, each in enumerate(layers):
             if not each.heads:
@@ -190,7 +190,7 @@ class KVStore(Store):
         self._where = {layer: (arrays, number) for arrays, each in where for number, layer in enumerate(each)}
         self.marks = [0] * pool.num_pages
         pool.attach(self)
-        self.states = self._states(states or pool.store(StatePages))
+        self.states = self._states(states or pool.find_store(StatePages))
 
     def _states(self, pages: StatePages | None) -> StateStore | None:
         kinds = [each.state for each in self.layers if each.state is not None]
@@ -253,7 +253,7 @@ class KVStore(Store):
         found, slots = [], table.slots(0, table.length)
         for arrays in self.arrays:
             own = arrays.pages.slots(slots).to(self.device)
-            seen = arrays.pages.first(table.length) * self.pool.page_size
+            seen = arrays.pages.first_page(table.length) * self.pool.page_size
             for part in arrays.tensors:
                 found.append(part[:, own].transpose(0, 1))
                 as_bytes(found[-1])[:seen] = 0
@@ -282,7 +282,7 @@ class KVStore(Store):
     def copy(self, source: int, destination: int) -> None:
         """Copy a page's rows and its mark."""
         for arrays in self.arrays:
-            pages = arrays.page(arrays.pages.at(source)), arrays.page(arrays.pages.at(destination))
+            pages = arrays.page(arrays.pages.local_page(source)), arrays.page(arrays.pages.local_page(destination))
             for rows, target in zip(*pages, strict=True):
                 target.copy_(rows)
         self.marks[destination] = self.marks[source]
@@ -292,7 +292,7 @@ class KVStore(Store):
 _POPULATE, _madvise = 23, getattr(ctypes.CDLL(None), "madvise", None)
 
 
-def touch(memory: Sequence[Tensor]) -> None:
+def prefault(memory: Sequence[Tensor]) -> None:
     """Make the system clear untouched memory (:func:`_zeros`), if it supports that: else the first write waits for it,
     up to 5 ms for each huge page. For a background thread; data written meanwhile is kept."""
     for rows in memory:

@@ -38,7 +38,7 @@ class PageTable:
         self.length = 0
         self.chain: list[bytes] = []
         self.full: dict[object, int] = {}
-        besides = [store.text(self.pages) for store in pool.stores]
+        besides = [store.table_state(self.pages) for store in pool.stores]
         self.states: tuple[TableState, ...] = tuple(filter(None, besides))
         self._writable = 0  # rows [length, _writable) are reserved
 
@@ -127,9 +127,9 @@ class PageTable:
             state.adopt(pages, known)
         self._commit()
 
-    def within(self, rows: int) -> int:
+    def align_chunk(self, rows: int) -> int:
         """The number of prompt rows, reduced to end where a checkpoint is made."""
-        return min((state.within(rows) for state in self.states), default=rows)
+        return min((state.align_chunk(rows) for state in self.states), default=rows)
 
     def slots(self, start: int, stop: int) -> Tensor:
         """The slots of positions start .. stop - 1: int64 [stop - start] on the CPU."""

@@ -23,15 +23,15 @@ class BackgroundThreads:
     """``count`` threads that run jobs in the order in which they were submitted, until this object is dropped or Python
     ends. begun: called first in each of them."""
 
-    def __init__(self, count: int, name: str, begun: Callable[[], object]) -> None:
+    def __init__(self, count: int, name: str, on_start: Callable[[], object]) -> None:
         self._jobs, self._threads = _Jobs(), list[Thread]()
-        self._count, self._name, self._begun = count, name, begun
+        self._count, self._name, self._on_start = count, name, on_start
         self.replace()
         weakref.finalize(self, _end, self._jobs, self._threads)
 
     def replace(self) -> None:
         """Let other threads do what is to be done; those of now end as soon as they can."""
-        given = (self._jobs, self._threads, self._begun)
+        given = (self._jobs, self._threads, self._on_start)
         self._threads[:] = (Thread(target=_work, args=given, name=self._name, daemon=True) for _ in range(self._count))
         for thread in self._threads:
             thread.start()
@@ -43,8 +43,8 @@ class BackgroundThreads:
         return future
 
 
-def _work(jobs: _Jobs, threads: list[Thread], begun: Callable[[], object]) -> None:
-    begun()
+def _work(jobs: _Jobs, threads: list[Thread], on_start: Callable[[], object]) -> None:
+    on_start()
     while current_thread() in threads:
         if (job := jobs.get()) is None:
             jobs.put(None)  # for the next one: those that were replaced wait too

@@ -46,7 +46,7 @@ class TableState:
     def adopt(self, pages: Sequence[int], known: int) -> None:
         """Start from the checkpoint at the end of these pages; commit follows. known: tokens with cached pages."""
 
-    def within(self, rows: int) -> int:
+    def align_chunk(self, rows: int) -> int:
         """The number of prompt rows, reduced to end where a checkpoint is to be."""
         return rows
 
@@ -73,7 +73,7 @@ class Store:
     name = ""
     drafts = False
 
-    def text(self, pages: list[int]) -> TableState | None:
+    def table_state(self, pages: list[int]) -> TableState | None:
         """What an empty table with this list of pages has besides."""
 
     def forget(self, page: int) -> None:
@@ -97,10 +97,10 @@ class Store:
     def replace(self, known: int, page: int) -> None:
         """Texts find ``page`` instead of ``known``."""
 
-    def settle(self, page: int) -> None:
+    def flush(self, page: int) -> None:
         """The page is about to be written to disk."""
 
-    def at(self, page: int) -> int:
+    def local_page(self, page: int) -> int:
         """The own page for a page of the pool; ``NONE`` if there is none."""
         return page
 
@@ -114,17 +114,17 @@ class Store:
 
 
 class RowPages(Store):
-    """The pages of rows of layers: here those of the pool itself. of: int32[pool_pages], the own page of each. window:
-    how many positions these layers attend to; None: all."""
+    """The pages of rows of layers: here those of the pool itself. page_map: int32[pool_pages], the own page of each.
+    window: how many positions these layers attend to; None: all."""
 
     name = "rows"
     window: int | None = None
 
     def __init__(self, num_pages: int, page_size: int) -> None:
         self.num_pages, self.page_size = num_pages, page_size
-        self.of = np.arange(num_pages, dtype=np.int32)
+        self.page_map = np.arange(num_pages, dtype=np.int32)
 
-    def first(self, length: int) -> int:
+    def first_page(self, length: int) -> int:
         """The index of the first of a text's pages that the row at position ``length`` attends to."""
         return 0
 
@@ -132,6 +132,6 @@ class RowPages(Store):
         """The slots in these pages for slots of the pool: int64; on the CPU if they differ."""
         return slots
 
-    def at(self, page: int) -> int:
+    def local_page(self, page: int) -> int:
         """See :class:`Store`."""
-        return int(self.of[page])
+        return int(self.page_map[page])

@@ -27,8 +27,8 @@ class WindowPages(RowPages):
     """The window pages of one pool, which has ``pool_pages`` pages of ``page_size`` slots.
 
     num_pages: window pages in all, the padding page 0 among them. window: positions that a row sees, its own included.
-    of: int32[pool_pages], the window page of each page of the pool; 0 where there is none. filling: pages whose window
-    page is being read back.
+    page_map: int32[pool_pages], the window page of each page of the pool; 0 where there is none. filling: pages whose
+    window page is being read back.
     """
 
     name = "window"
@@ -37,7 +37,7 @@ class WindowPages(RowPages):
         assert num_pages > 1 and window > 0
         super().__init__(num_pages, page_size)
         self.window: int = window
-        self.of = np.zeros(pool_pages, np.int32)
+        self.page_map = np.zeros(pool_pages, np.int32)
         self.filling: list[int] = []
         self._seen = [0] * pool_pages
         self._free = list(range(num_pages - 1, NONE, -1))
@@ -49,24 +49,24 @@ class WindowPages(RowPages):
         """Window pages that no table sees."""
         return len(self._free) + len(self._passed) + len(self._left)
 
-    def first(self, length: int) -> int:
+    def first_page(self, length: int) -> int:
         """The index of the first of a text's pages that the row at position `length` attends to."""
         return max(length - self.window + 1, 0) // self.page_size
 
-    def text(self, pages: list[int]) -> TableWindow:
+    def table_state(self, pages: list[int]) -> TableWindow:
         """The window of an empty table with this list of pages."""
         return TableWindow(self, pages)
 
-    def see(self, pages: Iterable[int]) -> None:
+    def acquire(self, pages: Iterable[int]) -> None:
         """A table starts to see these pages of the pool: those without a window page get one."""
         for page in pages:
             self._passed.pop(page, None)
             self._left.pop(page, None)
-            if not self.of[page]:
-                self.of[page] = self._take()
+            if not self.page_map[page]:
+                self.page_map[page] = self._take()
             self._seen[page] += 1
 
-    def unsee(self, page: int, passed: bool) -> None:
+    def release(self, page: int, passed: bool) -> None:
         """A table no longer sees the page. passed: because its text went on, past the window."""
         self._seen[page] -= 1
         if not self._seen[page]:
@@ -79,52 +79,52 @@ class WindowPages(RowPages):
         if not self.available:
             yield NONE
             return
-        self.see([page])
+        self.acquire([page])
         self.filling.append(page)
         try:
-            yield self.at(page)
+            yield self.local_page(page)
         finally:
             self.filling.remove(page)
-            self.unsee(page, passed=True)
+            self.release(page, passed=True)
 
     def forget(self, page: int) -> None:
         """Free the page's window page. For the pool, when the page became free."""
         assert not self._seen[page], f"page {page} is seen"
         self._passed.pop(page, None)
         self._left.pop(page, None)
-        if self.of[page]:
-            self._free.append(int(self.of[page]))
-            self.of[page] = NONE
+        if self.page_map[page]:
+            self._free.append(int(self.page_map[page]))
+            self.page_map[page] = NONE
 
     def restorable(self, pages: Sequence[int]) -> int:
         """The most leading pages of a text after which it can continue."""
         there = found = 0
-        for count, own in enumerate(self.of[pages], 1):
+        for count, own in enumerate(self.page_map[pages], 1):
             there = there + 1 if own else 0
-            if count - self.first(count * self.page_size) <= there:
+            if count - self.first_page(count * self.page_size) <= there:
                 found = count
         return found
 
     def inherit(self, known: int, page: int) -> bool:
         """Tables still see the other's window page: it cannot be given away."""
-        return bool(self.of[known]) or not self.of[page]
+        return bool(self.page_map[known]) or not self.page_map[page]
 
     def slots(self, slots: Tensor) -> Tensor:
         """The slots of the sliding-window layers for these slots of the pool: int64, on the CPU."""
         pages, offsets = np.divmod(slots.cpu().numpy(), self.page_size)
-        return torch.from_numpy(self.of[pages].astype(np.int64) * self.page_size + offsets)
+        return torch.from_numpy(self.page_map[pages].astype(np.int64) * self.page_size + offsets)
 
     def check(self, tables: Iterable[Table], free: Collection[int], cached: Collection[int]) -> None:
         """See :class:`~foresay.kvpaging.verbs.Store`."""
-        seen = Counter(page for table in tables for page in table.pages[self.first(table.length) :])
+        seen = Counter(page for table in tables for page in table.pages[self.first_page(table.length) :])
         seen.update(self.filling)
-        own = self.of[self.of != NONE].tolist()
+        own = self.page_map[self.page_map != NONE].tolist()
         assert sorted([*own, *self._free]) == list(range(1, self.num_pages)), "a window page is lost or held twice"
         for page, count in enumerate(self._seen):
-            kept, idle = bool(self.of[page]), page in self._passed or page in self._left
+            kept, idle = bool(self.page_map[page]), page in self._passed or page in self._left
             right = count == seen[page] and (count > 0) + idle == kept
-            assert right, f"page {page}: seen by {count}, found {seen[page]}, window page {self.of[page]}"
-        assert not any(self.of[page] for page in free), "a free page has a window page"
+            assert right, f"page {page}: seen by {count}, found {seen[page]}, window page {self.page_map[page]}"
+        assert not any(self.page_map[page] for page in free), "a free page has a window page"
 
     def _take(self) -> int:
         if not self._free:
@@ -148,20 +148,20 @@ class TableWindow(TableState):
 
     def commit(self, length: int, count: int) -> None:
         """See what the next row attends to, and what comes after it; and no other pages."""
-        kind, pages, first = self._kind, self._pages, self._kind.first(length)
+        kind, pages, first = self._kind, self._pages, self._kind.first_page(length)
         if first == self._first and count == self._stop:
             return
         for page in pages[self._first : min(first, self._stop)]:
-            kind.unsee(page, passed=True)
+            kind.release(page, passed=True)
         for page in reversed(pages[max(count, self._first) : self._stop]):
-            kind.unsee(page, passed=False)
-        kind.see(pages[first : min(self._first, count)])
-        kind.see(pages[max(self._stop, first) : count])
+            kind.release(page, passed=False)
+        kind.acquire(pages[first : min(self._first, count)])
+        kind.acquire(pages[max(self._stop, first) : count])
         self._first, self._stop = first, count
 
     def restore(self, length: int) -> int:
         """See :class:`~foresay.kvpaging.verbs.TableState`."""
         kind, size = self._kind, self._kind.page_size
-        if kind.of[self._pages[kind.first(length) : -(-length // size)]].all():
+        if kind.page_map[self._pages[kind.first_page(length) : -(-length // size)]].all():
             return length
         return size * kind.restorable(self._pages[: length // size])

@@ -158,7 +158,7 @@ class EngineCore:
 
     def keep_one(self) -> bool:
         """Write a page of KV to disk, if that is switched on and there is a new one; returns whether there are more."""
-        return self.prefix is not None and self.prefix.keep_one()
+        return self.prefix is not None and self.prefix.write_one()
 
     def prepare_one(self) -> bool:
         """Do a piece of what later texts would wait for, at most some tenths of a second; False if nothing is left."""
@@ -312,7 +312,7 @@ class EngineCore:
             crowded=self._crowded(),
             woken=self.runner.woken,
             reading={v.id: (v.table.length, v.cached_tokens) for v in reading},
-            disk={} if self.prefix is None or self.prefix.disk is None else self.prefix.disk.news(),
+            disk={} if self.prefix is None or self.prefix.disk is None else self.prefix.disk.take_counts(),
         )
 
     def _unable(self, results: Sequence[VerifyResult]) -> str:

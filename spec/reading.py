@@ -49,7 +49,7 @@ class DiskReader:
                     file.result(0 if decoding else max(until - time.perf_counter(), 0))
             now, before = time.perf_counter(), now
             if self._is_slow(now - before):
-                disk.slow(self._count)
+                disk.count_slow(self._count)
                 break
             if now >= until or (file is not None and not file.done()):
                 return False

@@ -122,7 +122,7 @@ class Scheduler:
             prefill = min(sequence.pending, left, _ASIDE_CHUNK if sequence.aside else left)
             if prefill <= 0:
                 break
-            prefill = sequence.table.within(prefill)
+            prefill = sequence.table.align_chunk(prefill)
             # The root is one more row; it is added when the chunk ends right before it.
             shape = ROOT_ONLY if prefill == sequence.pending else None
             self._schedule(sequence, ScheduledSequence(sequence, prefill, shape), batch)

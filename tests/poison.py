@@ -15,7 +15,7 @@ def poison_store(store: KVStore) -> None:
     used = torch.tensor([mark if store.pool.references(page) else 0 for page, mark in enumerate(store.marks)])
     for arrays in store.arrays:
         marks = torch.zeros(arrays.pages.num_pages, dtype=used.dtype)
-        marks[arrays.pages.of] = used
+        marks[arrays.pages.page_map] = used
         marks[PADDING_PAGE] = store.pool.page_size
         unread = torch.arange(store.pool.page_size) >= marks[:, None]
         rows = unread.flatten().nonzero()[:, 0].to(store.device)

@@ -350,7 +350,7 @@ class ForwardBatch:
         if "states" in self._staged.arrays:  # else no layer of this model is recurrent
             assert index < state.pages.sequences or part.certain == len(part.tokens), "there is room for its records"
             assert part.nodes is None or list(part.nodes) == list(range(len(part.tokens))), "a whole tree, in order"
-            to, (inside, end) = self._staged.arrays, state.stops(part.certain)
+            to, (inside, end) = self._staged.arrays, state.save_points(part.certain)
             to["states"][index] = state.page, inside.page, end.page
             to["stops"][index] = inside.rows, end.rows
             to["first_nodes"][index] = part.certain

@@ -90,9 +90,9 @@ def go_on(store: StateStore, state: TextState, index: int, path: Sequence[int]) 
     if store.layers.tails.device.type != "cpu":
         return _go_on_there(store, state, index, path)
     nodes = torch.tensor(path, dtype=torch.int64)
-    for source, destination, count in state.moves(len(path)):
+    for source, destination, count in state.replays(len(path)):
         done, nodes = nodes.split((count, len(nodes) - count))
-        replay(store.layers, source, destination, not state.at, index, done.contiguous())
+        replay(store.layers, source, destination, not state.length, index, done.contiguous())
 
 
 def _go_on_there(store: StateStore, state: TextState, index: int, path: Sequence[int]) -> None:
@@ -100,10 +100,10 @@ def _go_on_there(store: StateStore, state: TextState, index: int, path: Sequence
     if not path:
         return
     state.refill()
-    numbers = sent(torch.tensor([*state.targets(), state.at, len(path), *path]), store.layers.tails.device)
+    numbers = sent(torch.tensor([*state.commit_pages(), state.length, len(path), *path]), store.layers.tails.device)
     targets, length, taken, nodes = numbers.split((3, 1, 1, len(path)))
     replay_paths(store.layers, targets[None], length, taken, nodes[None], state.pages.page_size, index)
-    state.read(len(path))
+    state.commit_rows(len(path))
 
 
 _FORWARD, _SAMPLE, _VERIFY = range(3)
@@ -274,12 +274,12 @@ class ModelRunner:
         if not advanced:
             self._go_on(self.store.states, table, state, path)
         elif advanced == len(path):
-            state.read(advanced)
+            state.commit_rows(advanced)
 
     def _go_on(self, store: StateStore, table: PageTable, state: TextState, path: Sequence[int]) -> None:
-        certain = table.length - len(path) - state.at
+        certain = table.length - len(path) - state.length
         if certain:
-            state.read(certain)
+            state.commit_rows(certain)
         if not path:
             return
         assert self._last is not None, "there was a pass"

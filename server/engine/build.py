@@ -193,7 +193,7 @@ def _built(
         runner=runner,
         crowded=threads.crowded,
         ahead=chain(
-            () if disk is None else disk.touched(),
+            () if disk is None else disk.prefault(),
             recording,
             () if capture else capture_levels(verifier, drafting, 1, config.max_seqs, Eager),
         ),

@@ -86,7 +86,7 @@ def _key(loading: LoadContext) -> str:
     with a window may have pages of their own."""
     kind, config = kv_kind(loading.model, loading.config.kv_dtype), loading.config
     how = loading.dtype, loading.rounds, kind, loading.length, config.page_size, threads.wanted(), str(loading.device)
-    windows = loading.pool.store(WindowPages) is not None
+    windows = loading.pool.find_store(WindowPages) is not None
     return weight_cache.key_of(loading.target, loading.model, "kv", *how, windows)
 
 

@@ -25,7 +25,7 @@ class Case:
         table, pages = PageTable(self.pool), self.index.match(tokens)
         self.tables.append(table)
         table.adopt(pages, found := 4 * len(pages), self.index.known)
-        while rows := table.within(len(tokens) - table.length):
+        while rows := table.align_chunk(len(tokens) - table.length):
             self.write(table, rows)
         self.index.publish(table, tokens)
         return table, found
@@ -35,7 +35,7 @@ class Case:
         assert state is not None
         table.reserve(rows)
         table.commit(rows)
-        state.read(rows)
+        state.commit_rows(rows)
         self.pool.check(self.tables)
 
     def cached(self, tokens: list[int]) -> int:
@@ -80,7 +80,7 @@ def test_the_boundary_before_the_last_makes_room_for_texts_that_run() -> None:
         case.read([number] * 9)
     for table in case.tables * 20:
         case.write(table, 2)
-    assert len(case.states.formers) < 3
+    assert len(case.states.previous) < 3
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -95,8 +95,8 @@ def test_a_prefix_ends_at_the_largest_checkpoint_that_windows_and_states_have(se
         for page in reversed(pages):
             case.pool.release(page)
         every = _indexed(case, tokens)
-        ends = [end for end in range(1, len(every) + 1) if case.states.at(every[end - 1])]
-        seen = [[windows.at(page) for page in every[windows.first(4 * end) : end]] for end in ends]
+        ends = [end for end in range(1, len(every) + 1) if case.states.local_page(every[end - 1])]
+        seen = [[windows.local_page(page) for page in every[windows.first_page(4 * end) : end]] for end in ends]
         assert len(pages) == max((end for end, own in zip(ends, seen, strict=True) if all(own)), default=0)
         found[bool(ends) and len(pages) < ends[-1]] += bool(pages)
         try:

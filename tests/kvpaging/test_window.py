@@ -43,7 +43,7 @@ class Case:
 
     def kept(self, table: PageTable) -> list[bool]:
         """Which of a text's pages have a window page."""
-        return [bool(own) for own in self.windows.of[table.pages]]
+        return [bool(own) for own in self.windows.page_map[table.pages]]
 
 
 def text(first: int, length: int) -> list[int]:

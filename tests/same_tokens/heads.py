@@ -71,7 +71,7 @@ def head_drafter(kind: str, directory: Path, target: Decoder, shape: str) -> Mak
 
 def store_of(pool: PagePool) -> KVStore:
     """The target's, which is the first on a pool."""
-    target = pool.store(KVStore)
+    target = pool.find_store(KVStore)
     assert target is not None
     return target
 

@@ -60,7 +60,7 @@ class Pair:
 
     def copy(self, pool: PagePool, before: Drafter | None = None) -> SelfDrafter:
         """The draft's weights on the target's pages, as the target in fewer bits drafts. before: who drafts for it."""
-        target = pool.store(KVStore)
+        target = pool.find_store(KVStore)
         assert target is not None
         copy, lookup = ModelRunner(self.draft, target, self.draft.max_positions), isinstance(before, Lookup)
         return SelfDrafter(copy, on_device(before), before if lookup else None)  # type: ignore[arg-type]

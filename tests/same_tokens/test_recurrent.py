@@ -96,8 +96,8 @@ def _states(engine: EngineCore, job: Job) -> Iterator[tuple[int, list[torch.Tens
     while engine.has_work:
         sequence = engine._sequences.get(job.id)
         engine.step()
-        if sequence is not None and (state := recurrent_state(sequence.table)) is not None and state.at:
-            yield state.at, parts_of(engine.runner.verifier.store.states, state)  # type: ignore[attr-defined]
+        if sequence is not None and (state := recurrent_state(sequence.table)) is not None and state.length:
+            yield state.length, parts_of(engine.runner.verifier.store.states, state)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("drafter", ["truth", "garbage"])

@@ -224,7 +224,7 @@ def test_a_step_reports_a_drafter_that_could_not_draft(case: Case) -> None:
     engine.add(replace(case.job, id="first").request())
     for _ in range(3):
         engine.step()
-    (sequence,), features = engine.scheduler.running, engine.pool.store(WaitingFeatures)
+    (sequence,), features = engine.scheduler.running, engine.pool.find_store(WaitingFeatures)
     assert features is not None
     features.hidden_states.marks[sequence.table.pages[0]] = 0
     sequence.table.full.clear()

@@ -90,7 +90,7 @@ def test_an_engine_holds_what_was_planned_and_writes_the_same(tmp_path, family) 
     for tokens in (8192, 700):
         config = EngineConfig(**settings, max_model_len=700, kv_tokens=tokens, threads=1)
         engine = build_engine(config)
-        windows = engine.pool.store(WindowPages)
+        windows = engine.pool.find_store(WindowPages)
         assert (windows is not None) == (tokens == 8192)
         found = plan(config, 700, "float32", ModelConfig.from_directory(tmp_path), [], Device.cpu())
         stores = [store for store in engine.pool.stores if isinstance(store, KVStore)]

@@ -81,8 +81,8 @@ def states(engine: EngineCore, job: Job) -> dict[int, list[torch.Tensor]]:
         poison_states(store)
         sequence = engine._sequences.get(job.id)
         engine.step()
-        if sequence is not None and (state := recurrent_state(sequence.table)) is not None and state.at:
-            found[state.at] = [part.cpu() for part in parts_of(store, state)]
+        if sequence is not None and (state := recurrent_state(sequence.table)) is not None and state.length:
+            found[state.length] = [part.cpu() for part in parts_of(store, state)]
     return found
 
 

@@ -21,7 +21,7 @@ from unittest.mock import Mock
 import pytest
 from safetensors import safe_open
 
-from foresay.kvpaging import DiskPages, prefix, shared_files
+from foresay.kvpaging import DiskPages, file_cache, prefix
 from foresay.kvpaging.threads import BackgroundThreads
 from foresay.spec.budget import CostModel
 from foresay.spec.sampling import SamplingParams
@@ -48,7 +48,7 @@ def idle(made: Harness, pages: int = 1 << 20) -> None:
     """Time in which nobody asks, for so many pages."""
     assert made.prefix is not None and made.prefix.disk is not None
     while pages and made.engine.keep_one():
-        pages -= made.prefix.disk.is_free(60)
+        pages -= made.prefix.disk.can_write(60)
 
 
 def at_rest(made: Harness) -> None:
@@ -295,7 +295,7 @@ def test_two_may_write_the_same_page_at_once(
 def test_the_ends_of_what_was_not_used_for_longest_go_first(
     model: TableModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock_was_wrong: bool, most: int, blocks: int
 ) -> None:
-    monkeypatch.setattr(shared_files, "free", lambda folder: 4096 * (blocks - len(list(folder.glob("*/*")))))
+    monkeypatch.setattr(file_cache, "free_bytes", lambda folder: 4096 * (blocks - len(list(folder.glob("*/*")))))
     for number in range(2):
         monkeypatch.setattr(time, "time_ns", lambda number=number: 10**18 + number * 10**12)
         made = harness(model, tmp_path, "a", 4096 * most)
@@ -347,7 +347,7 @@ def test_files_that_never_arrive_hold_up_nothing_else(
     assert made.prefix is not None and made.prefix.disk is not None
     made.answer(PROMPT[::-1], GREEDY)
     idle(made)
-    assert list(made.prefix.disk.touched())
+    assert list(made.prefix.disk.prefault())
     monkeypatch.undo()
     assert found(model, tmp_path, PROMPT[::-1]) > 0
     arrived.set()
@@ -399,10 +399,10 @@ def test_what_takes_longer_to_read_is_computed(model: TableModel, tmp_path: Path
 def test_memory_is_touched_for_what_is_on_disk_unless_somebody_removed_it(model: TableModel, tmp_path: Path) -> None:
     made = harness(model, tmp_path, "a")
     assert made.prefix is not None and (disk := made.prefix.disk) is not None
-    assert list(disk.touched()) == []
+    assert list(disk.prefault()) == []
     made.answer(PROMPT, GREEDY)
     idle(made)
-    assert list(disk.touched()) == [None]
+    assert list(disk.prefault()) == [None]
     shutil.rmtree(tmp_path / "a")
-    assert list(disk.touched()) == []
+    assert list(disk.prefault()) == []
     assert made.answer(PROMPT, GREEDY) is not None

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foresay.kvpaging import shared_files
+from foresay.kvpaging import file_cache
 from foresay.server.catalog.hub import resolve
 from foresay.server.engine.build import build_engine
 from foresay.server.engine.parameters import quantized
@@ -299,7 +299,7 @@ def test_those_that_were_not_used_for_longest_go(file, monkeypatch) -> None:
 def test_where_nothing_can_be_kept_nothing_is(file, monkeypatch, caplog) -> None:
     packed = packed_of(BUNDLED / "draft")
     with monkeypatch.context() as patch:
-        patch.setattr(shared_files, "free", lambda folder: 1000)
+        patch.setattr(file_cache, "free_bytes", lambda folder: 1000)
         weight_cache.keep("that", packed)
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))

@@ -194,7 +194,7 @@ class GraphStepRunner(StepRunner):
         """ahead: steps before it whose outcome is not known yet."""
         tables = [scheduled.sequence.table for scheduled in batch]
         pages, lengths = [list(table.pages) for table in tables], [table.length for table in tables]
-        targets = [state.targets(ahead) for state in map(recurrent_state, tables) if state is not None]
+        targets = [state.commit_pages(ahead) for state in map(recurrent_state, tables) if state is not None]
         step.state.write_tables(pages, lengths, targets)
         step.proposer.write(batch)
         raw = self._launch_with_stop(step, batch) if any(map(needs_stop, batch)) else ()

@@ -80,11 +80,11 @@ class PageTables:
             row[: len(pages) or None] = pages or 0
         if windows is None:
             return changed
-        return self._write_window(index, pages[: self._width], windows, windows.first(length)) or changed
+        return self._write_window(index, pages[: self._width], windows, windows.first_page(length)) or changed
 
     def _write_window(self, index: int, pages: list[int], windows: WindowPages, first: int) -> bool:
         """The same for window pages, from the first that is attended to."""
-        row, own = self._staged.arrays["window_tables"][index], windows.of[pages[first:]]
+        row, own = self._staged.arrays["window_tables"][index], windows.page_map[pages[first:]]
         if not pages:
             first, own = 0, np.zeros_like(row)
         if np.array_equal(row[first : first + len(own)], own):

@@ -14,7 +14,7 @@ The file is mapped, in huge pages if the system can (:mod:`foresay.verifier.ops.
 processes that serve a model share one copy. Each start checks the digest, which covers the header and a sum for each 64
 KiB: of its 64-bit words, each times its own odd number, so that every wrong word is noticed. This takes 0.2 s for each
 GB, several times less than sha256. It detects damage, not forgery: files are only used if no other user can write to
-them (:mod:`foresay.kvpaging.shared_files`). A whole one is at most unlinked, never truncated: so mappings stay valid. A
+them (:mod:`foresay.kvpaging.file_cache`). A whole one is at most unlinked, never truncated: so mappings stay valid. A
 damaged one is removed, and the model's own files are read.
 """
 
@@ -40,7 +40,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from foresay.kvpaging import shared_files
+from foresay.kvpaging import file_cache
 from foresay.verifier.model.checkpoint import files_of
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Packed
@@ -111,12 +111,12 @@ def find(key: str) -> Packed | None:
     """Map what is stored under this name; None if there is nothing, or nothing usable, which is removed."""
     try:
         path = folder() / key
-        if not shared_files.is_private(path.parent.stat()):
+        if not file_cache.is_private(path.parent.stat()):
             log.warning("%s is not used: other users may write there", path.parent)
             return None
-        with shared_files.opened(path) as file:
+        with file_cache.open_private(path) as file:
             found = _unpacked(huge_pages.mapped(file.fileno()))
-        shared_files.used(path)
+        file_cache.touch(path)
         return found
     except (FileNotFoundError, RuntimeError):
         return None
@@ -218,10 +218,10 @@ def keep(key: str, packed: Packed) -> None:
         return
     try:
         there = folder()
-        if shared_files.made(there) and not (there / key).exists():
-            shared_files.shrink(shared_files.least_recent(there), MOST_BYTES - whole)
-            if shared_files.free(there) > 2 * whole:  # a cache is no reason to fill a disk
-                shared_files.write(there / key, lambda file: _fill(file, header, locations, tensors, whole), sync=True)
+        if file_cache.make_private(there) and not (there / key).exists():
+            file_cache.evict(file_cache.lru_files(there), MOST_BYTES - whole)
+            if file_cache.free_bytes(there) > 2 * whole:  # a cache is no reason to fill a disk
+                file_cache.write(there / key, lambda file: _fill(file, header, locations, tensors, whole), sync=True)
     except (OSError, RuntimeError) as error:
         log.info("packed weights are not kept: %s", error)
 

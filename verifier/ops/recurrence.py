@@ -280,7 +280,7 @@ def replay_paths(
     layers: LayerStates, targets: Tensor, lengths: Tensor, taken: Tensor, paths: Tensor, page_size: int, first: int = 0
 ) -> None:
     """The same for all sequences of a pass, without the host: a sequence's state goes from one page to another, and
-    that at the last page boundary inside its path to a third (:meth:`foresay.kvpaging.states.TextState.targets`).
+    that at the last page boundary inside its path to a third (:meth:`foresay.kvpaging.states.TextState.commit_pages`).
 
     targets: [S, 3], these pages. lengths: [S], tokens of each text before. taken, paths: int64[S], int64[S, N], how
     many nodes of each path; 0: nothing is written. first: the index in the pass of the first of the sequences.

@@ -70,7 +70,7 @@ class MessagesAnswer(Answer):
         events = self._blocks.take(piece.parts)
         if piece.finish_reason is not None:
             end = schemas.MessageEvent(type="message_delta", usage=self._counts(), metrics=self._metrics())
-            end.delta = schemas.BlockDelta(stop_reason=self._stop_reason(), stop_sequence=self._stop_sequence())
+            end.delta = schemas.EventDelta(stop_reason=self._stop_reason(), stop_sequence=self._stop_sequence())
             end.warnings = [one.for_client for one in self._replaced()] or UNSET
             events += [*self._blocks.close(), end]
         return events
@@ -134,7 +134,7 @@ class Blocks(Items[msgspec.Struct]):
     def grows(self, item: Item, more: str) -> list[msgspec.Struct]:
         """More of its text."""
         kind, field = DELTAS[type(item.first)]
-        delta = schemas.BlockDelta(type=kind)
+        delta = schemas.EventDelta(type=kind)
         setattr(delta, field, more)
         return [schemas.MessageEvent(type="content_block_delta", index=item.index, delta=delta)] if more else []
 

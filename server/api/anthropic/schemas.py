@@ -168,7 +168,7 @@ class AssistantTurn(msgspec.Struct, kw_only=True):
 # -- events --------------------------------------------------------------------------------------------------------
 
 
-class BlockDelta(msgspec.Struct, kw_only=True):
+class EventDelta(msgspec.Struct, kw_only=True):
     """More of a block, by type: ``text_delta``, ``thinking_delta`` or ``input_json_delta`` (of a call's arguments); or,
     without a type, why the answer ended."""
 
@@ -194,7 +194,7 @@ class MessageEvent(msgspec.Struct, kw_only=True):
     message: AssistantTurn | UnsetType = UNSET
     index: int | UnsetType = UNSET
     content_block: AnswerBlock | UnsetType = UNSET
-    delta: BlockDelta | UnsetType = UNSET
+    delta: EventDelta | UnsetType = UNSET
     usage: MessageUsage | UnsetType = UNSET
     metrics: Metrics | UnsetType = UNSET
     warnings: list[RequestWarning] | UnsetType = UNSET

@@ -62,28 +62,28 @@ def run_unpatched() -> None:
 
 def find(key: str) -> bytes | None:
     """The code stored under this key; None if there is none that may be run."""
-    from foresay.kvpaging import shared_files  # after the sources have been looked at; imports torch
+    from foresay.kvpaging import file_cache  # after the sources have been looked at; imports torch
 
     try:
-        if not shared_files.is_private(directory().stat()):
+        if not file_cache.is_private(directory().stat()):
             return None
-        with shared_files.opened(path := directory() / key) as file:
+        with file_cache.open_private(path := directory() / key) as file:
             found = file.read()
     except (OSError, RuntimeError):
         return None
-    shared_files.used(path)
+    file_cache.touch(path)
     digest, code = found[:_DIGEST], found[_DIGEST:]
     return code if hashlib.sha256(code).digest() == digest else None
 
 
 def keep(key: str, code: bytes) -> None:
     """Store it, if possible."""
-    from foresay.kvpaging import shared_files
+    from foresay.kvpaging import file_cache
 
     try:
-        if shared_files.made(folder := directory()):
-            shared_files.write(folder / key, lambda file: file.write(hashlib.sha256(code).digest() + code))
+        if file_cache.make_private(folder := directory()):
+            file_cache.write(folder / key, lambda file: file.write(hashlib.sha256(code).digest() + code))
             if key.startswith(_LOOKS):
-                shared_files.shrink(shared_files.least_recent(folder), _MOST)
+                file_cache.evict(file_cache.lru_files(folder), _MOST)
     except (OSError, RuntimeError):
         return

@@ -27,7 +27,7 @@ _BLOCK, _AHEAD = 4096, 60_000_000_000
 class SharedFile(NamedTuple):
     """used: when it was last used, in ns. size: about how many bytes it takes on disk."""
 
-    used: int
+    last_used: int
     size: int
     path: str
 
@@ -37,13 +37,13 @@ def is_private(found: os.stat_result) -> bool:
     return found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
-def made(folder: Path) -> bool:
+def make_private(folder: Path) -> bool:
     """Make a folder with those above it; whether no other user can write to it. Raises OSError."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return is_private(folder.stat())
 
 
-def opened(path: Path, mode: Literal["rb", "r+b"] = "rb", more: int = 0) -> FileIO:
+def open_private(path: Path, mode: Literal["rb", "r+b"] = "rb", more: int = 0) -> FileIO:
     """A file to read. Raises OSError, also if other users can write to it or it is not a plain file."""
     more |= os.O_NOFOLLOW | os.O_NONBLOCK
     file = open(path, mode, buffering=0, opener=lambda name, flags: os.open(name, flags | more, 0o600))  # noqa: SIM115
@@ -54,7 +54,7 @@ def opened(path: Path, mode: Literal["rb", "r+b"] = "rb", more: int = 0) -> File
     return file
 
 
-def used(path: Path, when: int | None = None) -> bool:
+def touch(path: Path, when: int | None = None) -> bool:
     """Record a file's use, now or at ``when``, in ns; False if it does not exist, or in a read-only folder."""
     when = time.time_ns() if when is None else when
     try:
@@ -68,9 +68,9 @@ def write(
     path: Path, fill: Callable[[BinaryIO], object], when: int | None = None, sync: bool = False, own: str = ""
 ) -> bool:
     """Write a file, used at ``when``; False if another process is writing it. sync: wait until it is on disk. own: part
-    of the other name where files cannot be locked. Raises OSError, as :func:`opened` does, and what ``fill`` raises."""
+    of the other name where files cannot be locked. Raises OSError as :func:`open_private`, and what ``fill`` raises."""
     part = path.with_name(f"{path.name}{own}{_PART}")
-    with BufferedRandom(opened(part, "r+b", os.O_CREAT)) as file:
+    with BufferedRandom(open_private(part, "r+b", os.O_CREAT)) as file:
         if (locked := _locked(part, file)) is None and not own:
             part.unlink(missing_ok=True)
             return write(path, fill, when, sync, f".{os.getpid()}.{secrets.token_hex(4)}")
@@ -82,7 +82,7 @@ def write(
             file.flush()
             if sync:
                 os.fsync(file.fileno())
-            used(part, when)
+            touch(part, when)
             os.replace(part, path)
         except BaseException:
             part.unlink(missing_ok=True)
@@ -101,7 +101,7 @@ def _locked(part: Path, file: BinaryIO) -> bool | None:
         return None
 
 
-def least_recent(folder: Path) -> list[SharedFile]:
+def lru_files(folder: Path) -> list[SharedFile]:
     """All files below a folder, the least recently used first. What was abandoned while it was written is removed."""
     return sorted(_below(folder, time.time_ns()))
 
@@ -109,16 +109,16 @@ def least_recent(folder: Path) -> list[SharedFile]:
 def _below(folder: str | Path, now: int) -> Iterator[SharedFile]:
     for entry in os.scandir(folder):
         with suppress(FileNotFoundError):
-            seen = entry.stat(follow_symlinks=False)
-            if stat.S_ISDIR(seen.st_mode):
+            st = entry.stat(follow_symlinks=False)
+            if stat.S_ISDIR(st.st_mode):
                 yield from _below(entry.path, now)
             elif not entry.name.endswith(_PART):
-                yield SharedFile(seen.st_mtime_ns * (seen.st_mtime_ns < now + _AHEAD), taken(seen.st_size), entry.path)
-            elif now - seen.st_mtime_ns > _ABANDONED:
+                yield SharedFile(st.st_mtime_ns * (st.st_mtime_ns < now + _AHEAD), disk_size(st.st_size), entry.path)
+            elif now - st.st_mtime_ns > _ABANDONED:
                 os.unlink(entry.path)
 
 
-def shrink(files: Sequence[SharedFile], most: int) -> int:
+def evict(files: Sequence[SharedFile], most: int) -> int:
     """Remove the first of these files until the others take at most ``most`` bytes; returns how many they take."""
     total = sum(file.size for file in files)
     for file in files:
@@ -130,12 +130,12 @@ def shrink(files: Sequence[SharedFile], most: int) -> int:
     return total
 
 
-def taken(size: int) -> int:
+def disk_size(size: int) -> int:
     """About how many bytes a file of this size takes on disk."""
     return -(-size // _BLOCK) * _BLOCK
 
 
-def free(folder: Path) -> int:
+def free_bytes(folder: Path) -> int:
     """Free bytes of its disk."""
     found = os.statvfs(folder)
     return found.f_bavail * found.f_frsize
