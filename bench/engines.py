@@ -28,8 +28,8 @@ from foresay.drafters.parallel import DFlashDrafter
 from foresay.drafters.prediction import PredictionDrafter
 from foresay.drafters.proposer import Drafts, on_device
 from foresay.kvpaging import PagePool
-from foresay.server.engine.device import GPU_CHUNK
 from foresay.server.engine.drafting import Drafting, capture_levels, capture_passes, runner_of
+from foresay.server.engine.parameters import GPU_CHUNK
 from foresay.spec.budget import CostModel
 from foresay.spec.engine import EngineCore
 from foresay.spec.names import DRAFT_MODEL

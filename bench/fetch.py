@@ -24,8 +24,7 @@ from pathlib import Path
 import msgspec
 
 from bench import BadOption
-from foresay.server.catalog.hub import unreachable
-from foresay.server.catalog.wheel import Wheel
+from foresay.server.catalog.hub import Wheel, unreachable
 from foresay.server.settings.units import bytes_in_words
 from foresay.verifier.model.errors import NoSuchModel
 from foresay.verifier.ops.kernels.cpu import kernel_cache

@@ -22,6 +22,7 @@ import pytest
 
 from bench.serving import free_port
 from foresay.server.settings.resolved import BUNDLED
+from foresay.verifier.ops.kernels.cpu import kernel_cache
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
@@ -123,6 +124,8 @@ def terminal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
     }
     for name in models:
         cached(terminal.home / "hub", name, BUNDLED / ("draft" if re.search(r"-(0\.6|1)B", name) else "target"))
+    (terminal.home / ".cache" / "foresay").mkdir(parents=True)
+    (terminal.home / ".cache" / "foresay" / "kernels").symlink_to(kernel_cache.directory())  # as after a first start
     yield terminal
     if terminal.server is not None:
         stop(terminal.server)

@@ -17,8 +17,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from foresay.server.catalog.hub import cached, resolve, unreachable
-from foresay.server.catalog.wheel import Wheel
+from foresay.server.catalog.hub import Wheel, cached, resolve, unreachable
 from foresay.verifier.model.config import ModelConfig, numbers_per_token, stored_parameters
 from foresay.verifier.model.errors import ModelError, NoSuchModel
 from foresay.verifier.model.layers import Attention, Stack
@@ -163,15 +162,14 @@ def of_short_name(name: str) -> KnownTarget | None:
     return next((target for target in known_targets().values() if name and target.short == name), None)
 
 
-def find_target(*names: str) -> KnownTarget | None:
-    """The target with one of these names: its hub id, the last part of it, or its short name; case is ignored. By the
+def find_target(name: str) -> KnownTarget | None:
+    """The target with this name: its hub id, the last part of it, or its short name; case is ignored. By the
     id of its GGUF files, with a file after a colon or without, it has their drafts."""
     by_id = {id.lower(): target for id, target in known_targets().items()}
     by_last = {last_part(id): target for id, target in known_targets().items()}
     by_id |= {target.short: target for target in known_targets().values() if target.short}
     by_last |= {last_part(target.gguf): target.from_gguf() for target in known_targets().values() if target.gguf}
-    found = [by_id.get(name.lower()) or by_last.get(last_part(name.partition(":")[0])) for name in names]
-    return next((target for target in found if target is not None), None)
+    return by_id.get(name.lower()) or by_last.get(last_part(name.partition(":")[0]))
 
 
 def parameters_of(model: ModelConfig) -> int:

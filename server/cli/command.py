@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -83,3 +83,18 @@ def report_error(name: str, error: BaseException) -> int:
     """Print what went wrong; returns the exit status: 2 for wrong settings, 1 otherwise."""
     print(f"foresay {name}: {error}", file=sys.stderr)
     return USAGE_ERROR if isinstance(error, ConfigurationError) else 1
+
+
+def whole_number(wanted: str, fits: Callable[[int], bool]) -> Callable[[str], int]:
+    """A parser of whole numbers for which ``fits`` is true; the error says what is wanted."""
+
+    def number(text: str) -> int:
+        if not text.isdecimal() or not fits(int(text)):
+            raise ArgumentTypeError(f"must be {wanted}, got {text!r}")
+        return int(text)
+
+    return number
+
+
+#: A number of things.
+COUNT = whole_number("a whole number of at least 1", lambda number: number >= 1)

@@ -279,12 +279,12 @@ def _values(url: str, config: ServeConfig, arguments: Namespace, agent: Agent) -
 
 def _advice(agent: Agent, name: str) -> str:
     """A command that serves a sufficient model on this machine."""
-    from foresay.server.cli.models import WEIGHTS, Machine, flags
+    from foresay.server.cli.models import WEIGHTS, flags, here
 
-    machine = Machine.here()
-    for target in map(catalog.known_targets().__getitem__, models_for_agents("gpu" if machine.gpu else "cpu")):
+    device = here()
+    for target in map(catalog.known_targets().__getitem__, models_for_agents("gpu" if device.is_gpu else "cpu")):
         for weights in WEIGHTS:
-            words = flags(target, weights, None, machine, agent.tokens)
+            words = flags(target, weights, None, device, agent.tokens)
             if words is not None:
                 return f"This fits here: {shlex.join(['foresay', 'launch', name, target.id, *words])}"
     return "Of the known models none that suffices fits this machine (foresay models)"

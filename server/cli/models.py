@@ -1,4 +1,4 @@
-"""``foresay models``: known targets, their memory in bf16, int8 and int4, and which of these fit this machine, by the
+"""``foresay models``: known targets, their memory in bf16, int8 and int4, and which of these fit this device, by the
 server's own memory plan. ``foresay models NAME``: one of them, with its drafts and how to serve it. Imports torch only
 if there may be a GPU.
 """
@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 from rich.console import Console
@@ -19,15 +18,14 @@ from rich.console import Console
 from foresay.server.catalog import catalog
 from foresay.server.catalog.catalog import KnownDraft, KnownTarget, find_target, last_part, on_disk
 from foresay.server.engine.memory import Demand, plan_cpu
-from foresay.server.engine.numbers import choose_dtype, cpu_dtype, with_kv
 from foresay.server.engine.parameters import (
-    free_bytes,
+    Device,
+    choose_dtype,
     item_bytes,
-    machine_bytes,
     may_have_gpu,
     model_bytes,
-    multiplies_bf16,
     token_bytes,
+    with_kv,
 )
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.fields import nearest
@@ -36,9 +34,6 @@ from foresay.server.settings.units import bytes_in_words, count_in_words
 from foresay.spec.errors import ConfigurationError
 from foresay.spec.names import SUFFIX
 from foresay.verifier.model.config import ModelConfig
-
-if TYPE_CHECKING:
-    from foresay.server.engine.device import Device
 
 #: Formats of weights, and the value of ``--quantize`` for each: the first that fits loses least.
 WEIGHTS = {"bf16": None, "int8": "int8", "int4": "int4"}
@@ -68,82 +63,60 @@ class _Draft:
         return {self.known.kind: count}
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """Where a model would run. total, free: bytes of its memory. gpu: None if it is the CPU. has_bf16: whether the CPU
-    multiplies bf16."""
+def here() -> Device:
+    """This machine's device, as the server would choose it."""
+    if not may_have_gpu():
+        return Device.cpu()
+    from foresay.server.engine.device import find_device
 
-    total: int
-    free: int
-    gpu: Device | None = None
-    has_bf16: bool = True
+    return find_device(EngineConfig())
 
-    @classmethod
-    def here(cls) -> Machine:
-        """This machine's device, as the server would choose it."""
-        if may_have_gpu():
-            from foresay.server.engine.device import find_device
 
-            if (found := find_device(EngineConfig())).is_gpu:
-                return cls(found.total, found.total if found.free is None else found.free, found)
-        total, free = machine_bytes(), free_bytes()
-        return cls(total, total if free is None else min(free, total), None, multiplies_bf16())
+def _planned(device: Device, model: ModelConfig, drafts: Sequence[_Draft], config: EngineConfig) -> int | None:
+    """Bytes that a server with these settings would take; None if it would refuse, or there is less memory free now."""
+    length = config.max_model_len or min(model.max_positions, config.kv_tokens or model.max_positions)
+    dtype = choose_dtype(EngineConfig(), model, device).value
+    config = with_kv(config, model, dtype)
+    try:
+        if device.is_gpu:
+            from foresay.server.engine.gpu_memory import plan_gpu
 
-    def __str__(self) -> str:
-        name = "CPU" if self.gpu is None else self.gpu.model
-        return f"{name}, {bytes_in_words(self.free)} of {bytes_in_words(self.total)} of memory free"
-
-    def dtype(self, model: ModelConfig) -> str:
-        """The dtype that the server would compute in."""
-        if self.gpu is None:
-            return cpu_dtype(model, self.has_bf16, self.total).value
-        return choose_dtype(EngineConfig(), model, self.gpu).value
-
-    def planned(self, model: ModelConfig, drafts: Sequence[_Draft], config: EngineConfig) -> int | None:
-        """Bytes that a server with these settings would take; None if it would refuse, or there is less memory free
-        now."""
-        length = config.max_model_len or min(model.max_positions, config.kv_tokens or model.max_positions)
-        dtype = self.dtype(model)
-        config = with_kv(config, model, dtype)
-        try:
-            if self.gpu is not None:
-                from foresay.server.engine.gpu_memory import plan_gpu
-
-                found = plan_gpu(config, length, dtype, model, drafts, self.gpu)
-                return None if found.away else found.total
-            taken = plan_cpu(config, length, Demand.of(config, dtype, model, drafts), self.total).total
-        except CannotRun:
-            return None
-        return taken if taken <= self.free else None
+            found = plan_gpu(config, length, dtype, model, drafts, device)
+            return None if found.away else found.total
+        taken = plan_cpu(config, length, Demand.of(config, dtype, model, drafts), device.total).total
+    except CannotRun:
+        return None
+    return taken if device.free is None or taken <= device.free else None
 
 
 def _drafts(draft: KnownDraft | None) -> list[_Draft]:
     return [] if draft is None else [_Draft(draft)]
 
 
-def needed(target: KnownTarget, weights: str, draft: KnownDraft | None, machine: Machine) -> int:
+def needed(target: KnownTarget, weights: str, draft: KnownDraft | None, device: Device) -> int:
     """Bytes of the weights, of working memory, and of a KV cache of ``TOKENS`` tokens."""
     model, drafts = target.shape.model(WEIGHTS[weights]), _drafts(draft)
-    demand = Demand.of(EngineConfig(), machine.dtype(model), model, drafts, packed=machine.gpu is None)
+    config, dtype = EngineConfig(), choose_dtype(EngineConfig(), model, device).value
+    demand = Demand.of(config, dtype, model, drafts, packed=not device.is_gpu)
     return sum(demand.weights.values()) + demand.recordings + demand.kv_bytes(TOKENS)
 
 
-def fitting(target: KnownTarget, draft: KnownDraft | None, machine: Machine) -> str | None:
+def fitting(target: KnownTarget, draft: KnownDraft | None, device: Device) -> str | None:
     """The first of ``WEIGHTS`` that fits, with a KV cache of ``TOKENS`` tokens; None if none does."""
     drafts, least = _drafts(draft), EngineConfig(max_model_len=TOKENS, kv_tokens=TOKENS)
     models = ((weights, target.shape.model(how)) for weights, how in WEIGHTS.items())
-    return next((weights for weights, model in models if machine.planned(model, drafts, least) is not None), None)
+    return next((weights for weights, model in models if _planned(device, model, drafts, least) is not None), None)
 
 
 def flags(
-    target: KnownTarget, weights: str, draft: KnownDraft | None, machine: Machine, least: int = TOKENS
+    target: KnownTarget, weights: str, draft: KnownDraft | None, device: Device, least: int = TOKENS
 ) -> list[str] | None:
     """Flags for ``foresay serve`` so that the target fits, with the longest possible context. None if even ``least``
     tokens are too many."""
     model, drafts = target.shape.model(WEIGHTS[weights]), _drafts(draft)
     for settings in _lengths(model.max_positions, least):
         config = msgspec.structs.replace(EngineConfig(), **settings)
-        if machine.planned(model, drafts, config) is not None:
+        if _planned(device, model, drafts, config) is not None:
             words = [] if draft is None else ["--draft", draft.setting]
             if (how := WEIGHTS[weights]) is not None and target.id != target.gguf:  # such files have few bits already
                 words += ["--quantize", how]
@@ -177,11 +150,11 @@ GROUPS = {
 
 def show(name: str | None) -> None:
     """Print all targets, or those that ``name`` means."""
-    machine, targets = Machine.here(), _named(name) if name else list(catalog.known_targets().values())
+    device, targets = here(), _named(name) if name else list(catalog.known_targets().values())
     if len(targets) == 1:
-        _show_one(targets[0], machine)
+        _show_one(targets[0], device)
     else:
-        _show_all(targets, machine)
+        _show_all(targets, device)
 
 
 def _named(name: str) -> list[KnownTarget]:
@@ -197,8 +170,8 @@ def _named(name: str) -> list[KnownTarget]:
     raise ConfigurationError(f"NAME {name}: not in the catalog, which foresay models lists{hint}")
 
 
-def _memory(target: KnownTarget, draft: KnownDraft | None, machine: Machine) -> dict[str, int]:
-    return {weights: needed(target, weights, draft, machine) for weights in WEIGHTS}
+def _memory(target: KnownTarget, draft: KnownDraft | None, device: Device) -> dict[str, int]:
+    return {weights: needed(target, weights, draft, device) for weights in WEIGHTS}
 
 
 def _size(directory: Path | None) -> int:
@@ -218,13 +191,13 @@ def _console() -> Console:
     return Console(file=sys.stdout, highlight=False, markup=False, soft_wrap=True, no_color=no_color)
 
 
-def _show_all(targets: Sequence[KnownTarget], machine: Machine) -> None:
+def _show_all(targets: Sequence[KnownTarget], device: Device) -> None:
     """Print all targets by what fits, the smallest first, in 60 columns."""
     out = _console()
     width = max(len(_name(target)) for target in targets)
-    out.print(f"This machine: {machine}.\n")
+    out.print(f"This machine: {_title(device)}.\n")
     out.print(f"  {'GiB of memory in':<{width}}{_cells(WEIGHTS)}", style="dim")
-    found = [(fitting(target, None, machine), _memory(target, None, machine), target) for target in targets]
+    found = [(fitting(target, None, device), _memory(target, None, device), target) for target in targets]
     for first, (words, style) in GROUPS.items():
         group = sorted((one for one in found if one[0] == first), key=lambda one: one[1]["bf16"])
         if group:
@@ -234,6 +207,11 @@ def _show_all(targets: Sequence[KnownTarget], machine: Machine) -> None:
             out.print(f"{mark}{_name(target):<{width}}{_cells(_gib(memory))}", style="dim" if first is None else "")
     out.print(f"\n*: on disk. Memory: weights, working space, and a KV cache\nof {TOKENS:,} tokens.")
     out.print("foresay models NAME: what drafts for it, how to serve it.")
+
+
+def _title(device: Device) -> str:
+    free = device.total if device.free is None else device.free
+    return f"{device.model or 'CPU'}, {bytes_in_words(free)} of {bytes_in_words(device.total)} of memory free"
 
 
 def _name(target: KnownTarget) -> str:
@@ -251,14 +229,14 @@ def _cells(words: Iterable[str]) -> str:
     return "".join(f"{word:>7}" for word in words)
 
 
-def _show_one(target: KnownTarget, machine: Machine) -> None:
+def _show_one(target: KnownTarget, device: Device) -> None:
     """Print its memory alone and with each draft, and commands to copy."""
     out, shape = _console(), target.shape
     out.print(f"{_name(target)}", style="bold")
     out.print(f"  {count_in_words(target.parameters)} weights, context of {shape.max_positions:,} tokens")
     directory = on_disk(target)
     out.print(f"  on disk: {bytes_in_words(_size(directory))}" if directory else "  not on disk yet")
-    out.print(f"This machine: {machine}.\n")
+    out.print(f"This machine: {_title(device)}.\n")
     rows = [("alone", None), *((f"with {draft.id}", draft) for draft in target.drafts)]
     title = "GiB of memory in"
     out.print(f"{title}{_cells(WEIGHTS)}", style="dim")
@@ -266,25 +244,25 @@ def _show_one(target: KnownTarget, machine: Machine) -> None:
         if len(name) > len(title):
             out.print(name)
             name = ""
-        words, style = GROUPS[fitting(target, draft, machine)]
-        out.print(f"{name:<{len(title)}}{_cells(_gib(_memory(target, draft, machine)))}  ", end="")
+        words, style = GROUPS[fitting(target, draft, device)]
+        out.print(f"{name:<{len(title)}}{_cells(_gib(_memory(target, draft, device)))}  ", end="")
         out.print(words.partition(":")[0], style=style)
     if not target.drafts:
         heads = heads_in(BUNDLED / target.short) if target.short else ()
         out.print(f"Drafts that need no download: {', '.join((*heads, SUFFIX))}.")
     out.print(f"\nMemory: weights, working space, and a KV cache\nof {TOKENS:,} tokens.\n")
-    _show_commands(out, target, machine)
+    _show_commands(out, target, device)
 
 
-def _show_commands(out: Console, target: KnownTarget, machine: Machine) -> None:
+def _show_commands(out: Console, target: KnownTarget, device: Device) -> None:
     """Print commands with the first draft if both fit, else without, else that it does not fit."""
     here = on_disk(target) is not None
     for draft in (*target.drafts[:1], None):
-        if (weights := fitting(target, draft, machine)) is not None:
-            name, wanted = target.short or target.id, flags(target, weights, draft, machine)
+        if (weights := fitting(target, draft, device)) is not None:
+            name, wanted = target.short or target.id, flags(target, weights, draft, device)
             out.print("Serve it:" if here and not draft else "Fetch it and serve it:")
             if not here or draft:
                 out.print(f"  foresay pull {name}{' --draft' if draft else ''}")
             out.print(f"  {shlex.join(['foresay', 'serve', name, *(wanted or ())])}")
             return
-    out.print("It does not fit this machine, not even in int4; foresay models lists those that do.")
+    out.print("It does not fit this device, not even in int4; foresay models lists those that do.")

@@ -13,8 +13,7 @@ import msgspec
 from foresay.server.catalog.catalog import find_target, parameters_of
 from foresay.server.engine import handover
 from foresay.server.engine.build import Chosen, choose
-from foresay.server.engine.numbers import bits_of
-from foresay.server.engine.parameters import in_words, model_bytes
+from foresay.server.engine.parameters import bits_of, in_words, model_bytes
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import short_name
 from foresay.server.settings.units import aligned, bytes_in_words, count_in_words, counted

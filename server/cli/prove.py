@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
-from argparse import ArgumentTypeError, Namespace
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
@@ -22,7 +22,7 @@ import msgspec
 import foresay
 from foresay.drafters.training.prompts import Prompt
 from foresay.server.cli import bench
-from foresay.server.cli.command import argument, command
+from foresay.server.cli.command import COUNT, argument, command
 from foresay.server.cli.progress import loaded
 from foresay.server.cli.receipt import (
     KNOWN,
@@ -72,13 +72,6 @@ _TOOL = {
 }
 
 
-def count_of(text: str) -> int:
-    """A number of tokens, at least 1."""
-    if not text.isdecimal() or not int(text):
-        raise ArgumentTypeError(f"must be a number from 1 on, got {text!r}")
-    return int(text)
-
-
 class Case(NamedTuple):
     """prompts: token ids, and where each is from. params: without a seed, which is the prompt's number."""
 
@@ -102,7 +95,7 @@ class DecodingWay(NamedTuple):
 @argument(
     "--prompts", metavar="PATH", help="prove on these instead: .txt (one per line), .jsonl, a folder, - for stdin"
 )
-@argument("--max-tokens", metavar="N", type=count_of, help=f"tokens of an answer (default: {USUAL}, or the receipt's)")
+@argument("--max-tokens", metavar="N", type=COUNT, help=f"tokens of an answer (default: {USUAL}, or the receipt's)")
 @argument("--out", metavar="FILE", type=Path, help="write the receipt, for others to check")
 @argument(
     "--check", metavar="FILE", help=f"compare with this receipt; {KNOWN!r} is the one that ships for a model, if any"

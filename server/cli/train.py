@@ -6,14 +6,14 @@ import os
 import shlex
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from foresay.drafters.training.prompts import Prompt, read_prompts
 from foresay.drafters.training.settings import Settings
 from foresay.server.cli import INTERRUPTED
-from foresay.server.cli.command import arguments, command
+from foresay.server.cli.command import COUNT, arguments, command, whole_number
 from foresay.server.cli.progress import Stages
 from foresay.server.engine_process.child import PASSIVE
 from foresay.server.settings.config import EngineConfig
@@ -39,21 +39,9 @@ _MOST_LAYERS = 5
 _TOGETHER = {"cuda": 128, "cpu": 32}
 
 
-def _whole(wanted: str, fits: Callable[[int], bool]) -> Callable[[str], int]:
-    """A parser of whole numbers for which ``fits`` is true; the error says what is wanted."""
-
-    def number(text: str) -> int:
-        if not text.isdecimal() or not fits(int(text)):
-            raise ArgumentTypeError(f"must be {wanted}, got {text!r}")
-        return int(text)
-
-    return number
-
-
-_count = _whole("a whole number of at least 1", lambda number: number >= 1)
-_samples = _whole("a whole number of at least 2, one of them to be held out", lambda number: number >= 2)
-_seed = _whole("a whole number from 0 to 999999999", lambda number: number < 10**9)
-_width = _whole("a multiple of 8", lambda number: number >= 1 and number % 8 == 0)
+_samples = whole_number("a whole number of at least 2, one of them to be held out", lambda number: number >= 2)
+_seed = whole_number("a whole number from 0 to 999999999", lambda number: number < 10**9)
+_width = whole_number("a multiple of 8", lambda number: number >= 1 and number % 8 == 0)
 
 
 def _temperatures(text: str) -> tuple[float, ...]:
@@ -98,20 +86,20 @@ def _add_needed(parser: ArgumentParser) -> None:
     add("--out", type=Path, required=True, metavar="DIR", help="a new folder; DIR.work beside it holds unfinished work")
     add(
         "--layers",
-        type=_count,
+        type=COUNT,
         metavar="N",
         help="draft_model, dflash: its layers (default: a quarter of the target's; dflash: up to 5)",
     )
     add("--width", type=_width, metavar="H", help="draft_model: its width (default: half of the target's)")
     add(
         "--depth",
-        type=_count,
+        type=COUNT,
         metavar="N",
         help="medusa: heads (4); eagle3: tokens it is trained ahead (6); dflash, peagle: tokens guessed at once (7)",
     )
     add(
         "--vocabulary",
-        type=_count,
+        type=COUNT,
         metavar="N",
         help="dflash, eagle3, peagle: guess among the N tokens that the target writes most (default: 32000)",
     )
@@ -120,7 +108,7 @@ def _add_needed(parser: ArgumentParser) -> None:
 def _add_texts(parser: ArgumentParser) -> None:
     add = parser.add_argument_group("the texts the target writes").add_argument
     add("--samples", type=_samples, default=2000, metavar="N", help="how many (default: 2000)")
-    add("--length", type=_count, default=256, metavar="TOKENS", help="tokens in each, prompt included (default: 256)")
+    add("--length", type=COUNT, default=256, metavar="TOKENS", help="tokens in each, prompt included (default: 256)")
     add(
         "--temperatures",
         type=_temperatures,
@@ -133,8 +121,8 @@ def _add_texts(parser: ArgumentParser) -> None:
 
 def _add_learning(parser: ArgumentParser) -> None:
     add = parser.add_argument_group("learning").add_argument
-    add("--steps", type=_count, default=1500, metavar="N", help="training steps (default: 1500)")
-    add("--batch", type=_count, default=8, metavar="N", help="texts in a step (default: 8)")
+    add("--steps", type=COUNT, default=1500, metavar="N", help="training steps (default: 1500)")
+    add("--batch", type=COUNT, default=8, metavar="N", help="texts in a step (default: 8)")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to train (default: auto)")
 
 

@@ -16,7 +16,7 @@ from foresay.kvpaging import PagePool, PrefixIndex, StatePages, WindowPages
 from foresay.server.catalog.catalog import parameters_of
 from foresay.server.engine.calibrate import COMPILED, ProfileRun
 from foresay.server.engine.costs import Costs, digest
-from foresay.server.engine.device import Device, LoadContext, LoadProgress, find_device, give_back
+from foresay.server.engine.device import LoadContext, LoadProgress, find_device, give_back
 from foresay.server.engine.drafters.entry import Entry, FromFiles
 from foresay.server.engine.drafters.registry import drafts
 from foresay.server.engine.drafting import (
@@ -29,8 +29,18 @@ from foresay.server.engine.drafting import (
 )
 from foresay.server.engine.handover import exactness_of, identity, opened
 from foresay.server.engine.memory import Demand, MemoryPlan, check_others, footprint, plan_cpu
-from foresay.server.engine.numbers import FAST, bits_of, choose_activations, choose_dtype, with_kv
-from foresay.server.engine.parameters import in_words, kv_kind, pinned, quantized
+from foresay.server.engine.parameters import (
+    FAST,
+    Device,
+    bits_of,
+    choose_activations,
+    choose_dtype,
+    in_words,
+    kv_kind,
+    pinned,
+    quantized,
+    with_kv,
+)
 from foresay.server.engine.vocabulary import remember_tokens, tokenizer
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import (

@@ -1,5 +1,5 @@
-"""Where an engine runs: the CPU or one GPU, and its properties needed before a weight is read; and the context of
-loading models: one engine's settings, target, device and pages.
+"""Where an engine runs, the CPU or one GPU; and the context of loading models: one engine's settings, target, device
+and pages.
 """
 
 from __future__ import annotations
@@ -16,19 +16,11 @@ from typing import Protocol
 import torch
 
 from foresay.kvpaging import KVStore, PagePool, StatePages
-from foresay.server.engine.parameters import (
-    free_bytes,
-    kv_kind,
-    machine_bytes,
-    multiplies_bf16,
-    state_pages,
-    wanted_rows,
-)
+from foresay.server.engine.parameters import Device, kv_kind, state_pages, wanted_rows
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import CannotRun
 from foresay.spec.errors import ForesayError
 from foresay.spec.protocols import Drafter
-from foresay.spec.shape import MAX_CHUNK
 from foresay.spec.tree import MAX_NODES
 from foresay.verifier.forward_batch import Sizes
 from foresay.verifier.model import weight_cache
@@ -37,61 +29,6 @@ from foresay.verifier.model.decoder import Decoder, Packed
 from foresay.verifier.model.weights import Where, load, table_of
 from foresay.verifier.model_runner import ModelRunner
 from foresay.verifier.ops.kernels.cpu.walk import unsupported
-
-#: GPUs with at least this compute capability multiply bf16.
-_BF16_SINCE = (8, 0)
-#: Prefill rows in one step of a GPU with tiles of 128 rows: four tiles, so that even the smallest weights of a large
-#: model keep all multiprocessors busy.
-GPU_CHUNK = 512
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """A device's name for torch and its properties; the memory plan and the choice of dtype use nothing else.
-
-    total: bytes of memory. free: bytes of it that are free now, None if the system does not report them. model: a GPU's
-    name. capability: a GPU's compute capability; None for the CPU.
-    """
-
-    name: str
-    total: int
-    free: int | None = None
-    model: str = ""
-    capability: tuple[int, int] | None = None
-
-    @property
-    def is_gpu(self) -> bool:
-        """Whether it is a GPU."""
-        return self.capability is not None
-
-    @property
-    def chunk(self) -> int:
-        """Most prefill rows in one step."""
-        return GPU_CHUNK if self.capability is not None and self.capability >= (9, 0) else MAX_CHUNK
-
-    @property
-    def has_bf16(self) -> bool:
-        """Whether it multiplies bf16 natively."""
-        if self.capability is not None:
-            return self.capability >= _BF16_SINCE
-        return multiplies_bf16()
-
-    def __str__(self) -> str:
-        """For people: ``cpu``, or ``cuda:0 (NVIDIA H200)``."""
-        return f"{self.name} ({self.model})" if self.model else self.name
-
-    @classmethod
-    def cpu(cls) -> Device:
-        """The processor, with the memory this process may hold."""
-        return cls("cpu", machine_bytes(), free_bytes())
-
-    @classmethod
-    def cuda(cls) -> Device:
-        """The first GPU that CUDA shows to this process."""
-        index = 0
-        free, total = torch.cuda.mem_get_info(index)
-        capability = torch.cuda.get_device_capability(index)
-        return cls(f"cuda:{index}", total, free, torch.cuda.get_device_name(index), capability)
 
 
 def find_device(config: EngineConfig) -> Device:
@@ -102,8 +39,9 @@ def find_device(config: EngineConfig) -> Device:
     there = torch.cuda.is_available()
     if config.device == "cuda" and not there:
         raise CannotRun("--device cuda: this machine has no CUDA device that PyTorch can use", "--device cpu runs here")
-    if config.device != "cpu" and there:
-        return Device.cuda()
+    if config.device != "cpu" and there:  # the first GPU that CUDA shows to this process
+        free, total = torch.cuda.mem_get_info(0)
+        return Device("cuda:0", total, free, torch.cuda.get_device_name(0), torch.cuda.get_device_capability(0))
     if config.gpu_memory_utilization is not None:
         raise CannotRun(
             f"--gpu-memory-utilization {config.gpu_memory_utilization:g}: the engine runs on the CPU",

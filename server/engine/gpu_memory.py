@@ -23,9 +23,16 @@ from functools import cached_property, lru_cache
 import msgspec
 
 from foresay.drafters.proposer import MOST_FOUND, MOST_NODES
-from foresay.server.engine.device import Device
 from foresay.server.engine.memory import MOST_UTILIZATION, Demand, DrafterShapes, MemoryPlan, fitting_flags, listed
-from foresay.server.engine.parameters import expert_bytes, free_bytes, item_bytes, machine_bytes, pinned, table_bytes
+from foresay.server.engine.parameters import (
+    Device,
+    expert_bytes,
+    free_bytes,
+    item_bytes,
+    machine_bytes,
+    pinned,
+    table_bytes,
+)
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import CannotRun
 from foresay.server.settings.units import bytes_in_words, counted

@@ -18,10 +18,9 @@ import torch
 
 from foresay.kvpaging import DiskPages, KVStore, PagePool, WindowPages
 from foresay.server.engine.costs import keep, recalled
-from foresay.server.engine.device import Device, LoadContext
+from foresay.server.engine.device import LoadContext
 from foresay.server.engine.drafters.entry import Entry, FromFiles
-from foresay.server.engine.numbers import PORTABLE
-from foresay.server.engine.parameters import kv_kind
+from foresay.server.engine.parameters import PORTABLE, Device, kv_kind
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.units import bytes_in_words, bytes_of, moment
 from foresay.verifier.model import weight_cache

@@ -20,9 +20,10 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from foresay.server.engine.parameters import (
+    Device,
     held_table_bytes,
     item_bytes,
     model_bytes,
@@ -41,9 +42,6 @@ from foresay.spec.shape import MAX_CHUNK, MAX_NODES, WHOLE_CHAIN
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.layers import Attention
 from foresay.verifier.model.mla import Latent
-
-if TYPE_CHECKING:
-    from foresay.server.engine.device import Device  # imports torch
 
 #: Share of the machine's memory that the KV cache takes if no size is given, and the most that everything may take
 #: then.

@@ -1,5 +1,10 @@
-"""Dtypes of a model's weights and KV cache, and the bytes that they take; this machine's memory, and its processor's
-abilities. Does not import torch."""
+"""What is known of an engine before a weight is read: its device, the types of its numbers and the class of its bits,
+and the bytes that weights and KV cache take. Does not import torch.
+
+What a CPU computes in fp32 is *portable*: every sum and function is our own, in an order that no processor changes, so
+a seed gives the same text on every CPU (docs/same-tokens.md#portable-bits). In bf16, processors with dot products of it
+add in pairs, and the others do not.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +12,19 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from msgspec import structs
+
 from foresay.server.settings.config import EngineConfig
-from foresay.server.settings.resolved import CannotRun
-from foresay.spec.shape import MAX_NODES, TreeShape
+from foresay.server.settings.resolved import CannotRun, Resolved
+from foresay.spec.shape import MAX_CHUNK, MAX_NODES, TreeShape
 from foresay.verifier.model.config import ModelConfig, matrices, products, table_numbers, window_shapes
 from foresay.verifier.model.mla import Latent
 from foresay.verifier.model.quantization import HEAD, Quantization
 from foresay.verifier.ops.kernels.cpu.jit import Processor
+from foresay.verifier.ops.quant_groups import GROUP
 
 #: Where the memory's control groups are, and each one's file with its limit (cgroup v2, v1).
 _GROUPS = {"": ("/sys/fs/cgroup", "memory.max"), "memory": ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")}
@@ -64,6 +72,55 @@ def may_have_gpu() -> bool:
 def multiplies_bf16() -> bool:
     """Whether the processor multiplies bf16 natively."""
     return any(map(Processor.here().has, _BF16))
+
+
+#: GPUs with at least this compute capability multiply bf16.
+_BF16_SINCE = (8, 0)
+#: Prefill rows in one step of a GPU with tiles of 128 rows: four tiles, so that even the smallest weights of a large
+#: model keep all multiprocessors busy.
+GPU_CHUNK = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device's name for torch and its properties; the memory plan and the choice of dtype use nothing else.
+
+    total: bytes of memory. free: bytes of it that are free now, None if the system does not report them. model: a GPU's
+    name. capability: a GPU's compute capability; None for the CPU.
+    """
+
+    name: str
+    total: int
+    free: int | None = None
+    model: str = ""
+    capability: tuple[int, int] | None = None
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether it is a GPU."""
+        return self.capability is not None
+
+    @property
+    def chunk(self) -> int:
+        """Most prefill rows in one step."""
+        return GPU_CHUNK if self.capability is not None and self.capability >= (9, 0) else MAX_CHUNK
+
+    @property
+    def has_bf16(self) -> bool:
+        """Whether it multiplies bf16 natively."""
+        if self.capability is not None:
+            return self.capability >= _BF16_SINCE
+        return multiplies_bf16()
+
+    def __str__(self) -> str:
+        """For people: ``cpu``, or ``cuda:0 (NVIDIA H200)``."""
+        return f"{self.name} ({self.model})" if self.model else self.name
+
+    @classmethod
+    def cpu(cls) -> Device:
+        """The processor, with the memory this process may hold."""
+        total, free = machine_bytes(), free_bytes()
+        return cls("cpu", total, free if free is None else min(free, total))
 
 
 #: Tokens that ``--draft-vocab auto`` drafts, of a vocabulary of at least twice as many: one to four in a hundred tokens
@@ -224,3 +281,95 @@ def pinned(config: EngineConfig) -> TreeShape | None:
     if config.draft_tree is not None:
         return TreeShape.parse(config.draft_tree)
     return None if config.draft_tokens is None else TreeShape.chain(config.draft_tokens)
+
+
+# -- types of numbers --------------------------------------------------------------------------------------------------
+
+#: Classes of bits. The portable one has a version: one more when a change of ours changes a token of it.
+PORTABLE, FAST, OF_A_GPU = "portable 1", "fast", "gpu"
+
+
+def bits_of(dtype: str, on_gpu: bool) -> str:
+    """The class of the bits of an engine that computes in this dtype."""
+    if on_gpu:
+        return OF_A_GPU
+    return PORTABLE if dtype == "float32" else FAST
+
+
+def choose_dtype(config: EngineConfig, model: ModelConfig, device: Device) -> Resolved:
+    """``auto``: bf16 if the device multiplies it natively; else fp16 on a GPU, and fp32 on a CPU if it fits. With
+    portable bits fp32."""
+    if config.bits == "portable":
+        return _portable(config, device)
+    if config.dtype == "float32" and device.name.startswith("cuda"):
+        raise CannotRun("--dtype float32: the kernels for a GPU are made for 16-bit weights", "leave --dtype out")
+    if config.dtype != "auto":
+        return Resolved(config.dtype, "asked for")
+    if not device.is_gpu:
+        return _cpu_dtype(model, device)
+    if device.has_bf16:
+        return Resolved("bfloat16", "the GPU multiplies bf16")
+    return Resolved("float16", "the GPU has no bf16 instructions")
+
+
+def _portable(config: EngineConfig, device: Device) -> Resolved:
+    if device.is_gpu:
+        raise CannotRun("--bits portable: a GPU's bits are a class of their own", "--device cpu has portable ones")
+    if config.dtype not in ("auto", "float32"):
+        raise CannotRun(f"--bits portable --dtype {config.dtype}: portable bits are of float32", "leave --dtype out")
+    return Resolved("float32", "portable bits were asked for")
+
+
+def _cpu_dtype(model: ModelConfig, device: Device) -> Resolved:
+    if device.has_bf16:
+        return Resolved("bfloat16", "the processor multiplies bf16")
+    if packed_bytes(model, "float32") >= device.total / 2:
+        return Resolved("bfloat16", "fp32 would take more than half of the memory")
+    kept = ", with weights kept in 16 bits" if kept_in_16_bits(model, "float32") else ""
+    return Resolved("float32", f"the processor has no bf16 instructions, fp32 is faster{kept}")
+
+
+def with_kv(config: EngineConfig, model: ModelConfig, dtype: str) -> EngineConfig:
+    """The settings, with the type of the KV cache that ``auto`` stands for where fp32 was chosen, not asked for: 16
+    bits, if the weights have no more. Raises CannotRun for a type that fits no kernel."""
+    if config.kv_dtype == "bfloat16" and dtype == "float16":
+        raise CannotRun("--kv-dtype bfloat16: the engine computes in float16", "leave --kv-dtype out")
+    files = model.quantization is not None and not model.quantization.is_made
+    chosen = dtype == "float32" and config.dtype == "auto" and (files or kept_in_16_bits(model, dtype))
+    latent = any(isinstance(one, Latent) for one in model.stack.attentions)
+    if not chosen or latent or config.kv_dtype != "auto" or kv_kind(model, "auto") != "auto":
+        return config
+    return structs.replace(config, kv_dtype="bfloat16")
+
+
+def choose_activations(config: EngineConfig, model: ModelConfig, device: Device) -> Resolved:
+    """``auto``: int8 if the weights have 4 bits and there are kernels for it (docs/quantization.md has costs and
+    gains)."""
+    bits = _rounded_bits(model)
+    against = _against_rounding(bits, device)
+    if config.activations == "int8" and against:
+        raise CannotRun(f"--activations int8: {against}", "leave --activations out")
+    if config.activations != "auto":
+        return Resolved(config.activations, "asked for")
+    if against or 4 not in bits:
+        return Resolved("model", against or "rounding them would cost more accuracy than 8-bit weights do")
+    return Resolved("int8", "weights of 4 bits are multiplied as whole numbers")
+
+
+def _rounded_bits(model: ModelConfig) -> set[int]:
+    """Bit widths of the weights that have int8 kernels: integers, in whole groups of activations."""
+    if (found := model.quantization) is None:
+        return set()
+    schemes = (found.scheme(module, inner) for module, inner, _ in matrices(model) if inner % GROUP == 0)
+    return {each.bits for each in schemes if each is not None and (each.e2m1 or not each.floats)}
+
+
+def _against_rounding(bits: set[int], device: Device) -> str:
+    """Why activations cannot be rounded; "" if they can."""
+    if device.is_gpu:
+        return "there are kernels for rounded activations for a CPU alone"
+    if not Processor.here().multiplies_bytes:
+        return "the processor has none of the instructions that multiply bytes (AVX2, AVX-VNNI, AVX512-VNNI)"
+    if not bits:
+        return "no weights are whole numbers (int8, int4, GGUF's types) in rows of a multiple of 32"
+    return ""

@@ -174,9 +174,9 @@ def state_of(process_id: int) -> str:
     return "X"
 
 
-def stopped(process_id: int, by: str = "Tt") -> bool:
-    """Whether the process is stopped. by: T for a signal, t for a debugger."""
-    return state_of(process_id) in by
+def stopped(process_id: int) -> bool:
+    """Whether the process is stopped, by a signal or a debugger."""
+    return state_of(process_id) in "Tt"
 
 
 def progress_in(file: str) -> bytes | None:

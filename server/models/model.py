@@ -14,10 +14,9 @@ from foresay.server.engine_process.child import Spawned, importing, spawn
 from foresay.server.engine_process.client import MOST_STARTS, EngineClient
 from foresay.server.engine_process.client_base import Resumed
 from foresay.server.models.residency import NoMemory, NotRestored, Resident, log
-from foresay.server.models.service import ServerState, Service, Text
+from foresay.server.models.service import ModelNames, ServerState, Service, Text
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.resolved import (
-    ModelNames,
     cached_target,
     check_config,
     check_names,

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from copy import copy
 from typing import TypeVar
@@ -22,12 +23,12 @@ from foresay.server.metrics.telemetry import Telemetry
 from foresay.server.models.residency import Lease
 from foresay.server.schemas.errors import EngineFailed, QueueFull, Unavailable, going_away
 from foresay.server.settings.config import ServeConfig
-from foresay.server.settings.resolved import ModelNames, target_directory
+from foresay.server.settings.resolved import LATEST, target_directory
 from foresay.server.text.choice import Choice
 from foresay.server.text.parsers.chat_format import ChatFormat
 from foresay.server.text.prompt import RenderedPrompt, Room
 from foresay.server.text.tokenizer import SamplingDefaults, Tokenizer, loader_of
-from foresay.server.text.warned import Warned, WarningLog, warning
+from foresay.server.text.warned import Warned, warning
 from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import EngineInfo
 
@@ -68,6 +69,44 @@ class ServerState:
 
 #: Texts longer than this are tokenized in a thread: a millisecond on the event loop would delay every stream.
 INLINE_CHARACTERS = 2000
+log = logging.getLogger("foresay.server")
+
+
+class ModelNames(msgspec.Struct, frozen=True):
+    """known: all names; responses use the first. any: any other name is accepted, too."""
+
+    known: tuple[str, ...]
+    any: bool = False
+
+    @property
+    def own(self) -> str:
+        """The name in responses."""
+        return self.known[0]
+
+    def has(self, name: str) -> bool:
+        """Whether it is one of the names, with or without Ollama's tag."""
+        return name.removesuffix(LATEST) in {name.removesuffix(LATEST) for name in self.known}
+
+
+#: Agents send the same tools with every request: the log repeats a field's warning only after this many seconds.
+QUIET_SECONDS = 60.0
+
+
+class WarningLog:
+    """Writes warnings to the log: at most one a minute for each code and field, of unknown fields for all together."""
+
+    def __init__(self) -> None:
+        self._logged_at: dict[tuple[str, tuple[str, ...]], float] = {}
+
+    def note(self, warnings: Iterable[Warned]) -> None:
+        """Log warnings that were not logged recently."""
+        now = time.monotonic()
+        for one in warnings:
+            ours = one.code != "unknown_field"  # else clients could have it remember any number of names
+            about = one.code, tuple(step for step in one.path if ours and isinstance(step, str))
+            if now - self._logged_at.get(about, -QUIET_SECONDS) >= QUIET_SECONDS:
+                self._logged_at[about] = now
+                log.warning("request %s: %s", CONTEXT.get().id or "-", one.message)
 
 
 class AnswerOrigin(msgspec.Struct, frozen=True, kw_only=True):

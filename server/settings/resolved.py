@@ -7,8 +7,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from foresay.server.catalog import catalog
 from foresay.server.catalog.catalog import fetched, last_part, of_files, of_short_name, on_disk
 from foresay.server.catalog.hub import cached, is_local, resolve
@@ -312,22 +310,6 @@ LATEST = ":latest"
 def tagged(name: str) -> str:
     """A name as Ollama's clients see it: with a tag."""
     return name if ":" in name.rpartition("/")[2] else name + LATEST
-
-
-class ModelNames(msgspec.Struct, frozen=True):
-    """known: all names; responses use the first. any: any other name is accepted, too."""
-
-    known: tuple[str, ...]
-    any: bool = False
-
-    @property
-    def own(self) -> str:
-        """The name in responses."""
-        return self.known[0]
-
-    def has(self, name: str) -> bool:
-        """Whether it is one of the names, with or without Ollama's tag."""
-        return name.removesuffix(LATEST) in {name.removesuffix(LATEST) for name in self.known}
 
 
 def model_names(config: ServeConfig) -> tuple[str, ...]:

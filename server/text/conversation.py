@@ -263,7 +263,8 @@ def offered(request: schemas.ChatRequest) -> Offer:
     bounds.check_count(request.tools, bounds.MOST_TOOLS, "tools")
     given = list(enumerate(request.tools or ()))
     functions = {index: _function(tool, index) for index, tool in given if tool.type == FUNCTION}
-    warnings = tools_left_out([(("tools", index), tool.type) for index, tool in given if tool.type != FUNCTION])
+    others = [(("tools", index), tool.type) for index, tool in given if tool.type != FUNCTION]
+    warnings = tools_left_out(others) if others else ()
     names: dict[str, None] = {}
     for index, function in functions.items():
         if function.name in names:

@@ -94,7 +94,7 @@ def test_what_is_counted_is_what_a_checkpoint_holds():
     ["Qwen/Qwen3-8B", "qwen/qwen3-8b", "Qwen3-8B", "./models/Qwen3-8B/", "/data/models/Qwen3-8B", "mine/Qwen3-8B"],
 )
 def test_a_target_is_known_by_its_id_or_its_last_part(name):
-    found = find_target("something else", name)
+    found = find_target(name)
     assert found is not None and found.id == "Qwen/Qwen3-8B"
 
 

@@ -15,8 +15,8 @@ import pytest
 
 from foresay.server.catalog import catalog
 from foresay.server.catalog import hub as model_hub
-from foresay.server.catalog import wheel as wheels
-from foresay.server.catalog.wheel import Wheel
+from foresay.server.catalog import hub as wheels
+from foresay.server.catalog.hub import Wheel
 from foresay.server.cli.main import main
 from foresay.server.settings.config import EngineConfig, ServeConfig
 from foresay.server.settings.resolved import (

@@ -10,10 +10,10 @@ import pytest
 
 from foresay.server.catalog.catalog import KnownShape, KnownTarget, known_targets
 from foresay.server.cli.main import COMMANDS, build_parser, main
-from foresay.server.cli.models import GROUPS, TOKENS, WEIGHTS, Machine, fitting, flags, needed
+from foresay.server.cli.models import GROUPS, TOKENS, WEIGHTS, fitting, flags, needed
+from foresay.server.engine import parameters
 from foresay.server.engine.build import plan
-from foresay.server.engine.device import Device
-from foresay.server.engine.parameters import quantized
+from foresay.server.engine.parameters import Device, quantized
 from foresay.server.settings.config import EngineConfig, ServeConfig
 from foresay.server.settings.load import load
 from foresay.server.settings.resolved import BUNDLED, CannotRun, max_model_len
@@ -21,8 +21,15 @@ from foresay.verifier.model.config import ModelConfig
 from tests.server.terminal import Terminal
 
 GIB = 1 << 30
-LAPTOP = Machine(24 * GIB, 20 * GIB)
+FREE = 20 * GIB
+LAPTOP = Device("cpu", 24 * GIB, FREE)
 CARD = Device("cuda:0", 80 * GIB, 79 * GIB, "NVIDIA H100", (9, 0))
+
+
+@pytest.fixture(autouse=True)
+def bf16(monkeypatch) -> None:
+    """Processors have it, whatever this one has."""
+    monkeypatch.setattr(parameters, "multiplies_bf16", lambda: True)
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)
@@ -61,19 +68,20 @@ def test_which_weights_fit(id, fits) -> None:
     assert fitting(known_targets()[id], None, LAPTOP) == fits
 
 
-def test_a_processor_without_bf16_keeps_its_embedding_and_cache_in_fp32() -> None:
+def test_a_processor_without_bf16_keeps_its_embedding_and_cache_in_fp32(monkeypatch) -> None:
     """While weights take less than half of the memory, as the server decides."""
-    old, target = Machine(64 * GIB, 60 * GIB, has_bf16=False), known_targets()["Qwen/Qwen3-8B"]
-    more = needed(target, "bf16", None, old) - needed(target, "bf16", None, LAPTOP)
+    old, target = Device("cpu", 64 * GIB, 60 * GIB), known_targets()["Qwen/Qwen3-8B"]
+    usual = needed(target, "bf16", None, LAPTOP)
+    monkeypatch.setattr(parameters, "multiplies_bf16", lambda: False)
+    more = needed(target, "bf16", None, old) - usual
     assert more / GIB == pytest.approx((2 * 151_936 * 4096 + TOKENS * 147_456) / GIB, rel=0.1)
-    small = Machine(24 * GIB, 20 * GIB, has_bf16=False)
-    assert needed(target, "bf16", None, small) == needed(target, "bf16", None, LAPTOP)
+    assert needed(target, "bf16", None, LAPTOP) == usual
 
 
 def test_memory_that_is_not_free_does_not_count() -> None:
     target = known_targets()["Qwen/Qwen3-8B"]
-    assert fitting(target, None, Machine(24 * GIB, 7 * GIB)) == "int4"
-    assert fitting(target, None, Machine(24 * GIB, 2 * GIB)) is None
+    assert fitting(target, None, Device("cpu", 24 * GIB, 7 * GIB)) == "int4"
+    assert fitting(target, None, Device("cpu", 24 * GIB, 2 * GIB)) is None
 
 
 @pytest.mark.parametrize("id", ["Qwen/Qwen3-8B", "Qwen/Qwen3-14B", "Qwen/Qwen3-32B", "Qwen/Qwen3-1.7B"])
@@ -86,15 +94,15 @@ def test_the_command_starts_with_the_longest_context_that_fits(id) -> None:
     config = load(ServeConfig, {k: v for k, v in given.items() if k in ServeConfig.__struct_fields__}, {}).config
     model = target.shape.model(config.quantize)
     length, device = max_model_len(config, model), Device("cpu", LAPTOP.total)
-    assert plan(config, length, "bfloat16", model, [], device).total <= LAPTOP.free
+    assert plan(config, length, "bfloat16", model, [], device).total <= FREE
     if length < model.max_positions:
         longer = EngineConfig(kv_tokens=2 * length)
         with suppress(CannotRun):
-            assert plan(longer, 2 * length, "bfloat16", model, [], device).total > LAPTOP.free
+            assert plan(longer, 2 * length, "bfloat16", model, [], device).total > FREE
 
 
 def test_a_gpu_is_planned_as_the_server_plans_it() -> None:
-    card, target = Machine(CARD.total, 79 * GIB, CARD), known_targets()["Qwen/Qwen2.5-72B-Instruct"]
+    card, target = CARD, known_targets()["Qwen/Qwen2.5-72B-Instruct"]
     assert fitting(target, None, card) == "int4", "int8 would leave no room for a workspace"
     assert fitting(known_targets()["Qwen/Qwen3-32B"], None, card) == "bf16"
     tied = known_targets()["Qwen/Qwen3-1.7B"]
@@ -107,7 +115,7 @@ def test_a_gpu_is_planned_as_the_server_plans_it() -> None:
 @pytest.fixture
 def laptop(monkeypatch, cache, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "of-wheels"))
-    monkeypatch.setattr(Machine, "here", lambda: LAPTOP)
+    monkeypatch.setattr("foresay.server.cli.models.here", lambda: LAPTOP)
 
 
 def test_the_table_shows_what_fits_and_fits_a_narrow_terminal(laptop, capsys) -> None:

@@ -16,11 +16,10 @@ import torch
 
 from foresay.server.cli.pair import check
 from foresay.server.engine.build import fitting, plan
-from foresay.server.engine.device import Device
 from foresay.server.engine.drafters.heads import Eagle
 from foresay.server.engine.drafters.registry import drafts
 from foresay.server.engine.memory import MemoryPlan
-from foresay.server.engine.parameters import free_bytes, machine_bytes
+from foresay.server.engine.parameters import Device, free_bytes, machine_bytes
 from foresay.server.settings import resolved
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import CannotRun, choose_draft
@@ -94,7 +93,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_large_pair_is_judged_without_its_weights(large, monkeypatch) -> None:
-    monkeypatch.setattr("foresay.server.engine.device.machine_bytes", lambda: 64 * GIB)
+    monkeypatch.setattr("foresay.server.engine.parameters.machine_bytes", lambda: 64 * GIB)
     before, begun = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     report = check(
         EngineConfig(target=str(large / "target"), draft=str(large / "head"), dtype="bfloat16", device="cpu")
@@ -107,7 +106,7 @@ def test_a_large_pair_is_judged_without_its_weights(large, monkeypatch) -> None:
 
 
 def test_a_published_hybrid_is_judged_without_its_weights(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("foresay.server.engine.device.machine_bytes", lambda: 64 * GIB)
+    monkeypatch.setattr("foresay.server.engine.parameters.machine_bytes", lambda: 64 * GIB)
     make_model(tmp_path, num_hidden_layers=1)
     write_config(tmp_path, PUBLISHED["Falcon-H1-0.5B-Instruct"][1])
     model = ModelConfig.from_directory(tmp_path)
@@ -121,7 +120,7 @@ def test_a_published_hybrid_is_judged_without_its_weights(tmp_path, monkeypatch)
 @pytest.mark.parametrize(("machine", "taken"), [(15, "15.9")])
 def test_weights_alone_may_be_too_much(large, monkeypatch, machine, taken) -> None:
     """In fp32, with matrices in 16 bits and an embedding in fp32."""
-    monkeypatch.setattr("foresay.server.engine.device.machine_bytes", lambda: machine * GIB)
+    monkeypatch.setattr("foresay.server.engine.parameters.machine_bytes", lambda: machine * GIB)
     config = EngineConfig(target=str(large / "target"), draft="ngram", dtype="float32", device="cpu")
     fault = check(config).fault
     expected = f"would take {taken} GiB (target {taken} GiB), but this machine has {machine}.0 GiB"

@@ -1,4 +1,4 @@
-"""The page's files: who gets them, with which headers, and that they need nothing from anywhere else."""
+"""The page's files: who gets them, with which headers, and that they need nothing else; and their colours."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from foresay.server.api.about.routes import POLICY
 from foresay.server.api.about.routes import STATIC as FOLDER
 from foresay.server.gateway.keys import KeyStore
 from foresay.server.http.auth import AuthMiddleware
+from foresay.spec.names import DRAFTERS, NONE
+from tests.dashboard.seeing import Colour, contrast, nearest
 from tests.gateway.guarded import ALICE, bearer, guarded
 from tests.server.scripted import END, ScriptedEngine, served
 
@@ -103,3 +105,30 @@ def test_no_word_is_true_in_one_theme_alone():
     """What is darker in one is brighter in the other."""
     for name, text in texts().items():
         assert not re.search(r"\b(dark|bright|light|pal)er\b", text), name
+
+
+# -- colours, in both themes -------------------------------------------------------------------------------------------
+
+
+THEMES = ("light", "dark")
+
+
+def themed(theme: str) -> dict[str, Colour]:
+    """The variables of a theme that are colours."""
+    blocks = (FOLDER / "theme.css").read_text("utf-8").split(":root")
+    found: dict[str, Colour] = {}
+    for block in blocks if theme == "dark" else blocks[:2]:
+        for name, digits in re.findall(r"--([\w-]+): #([0-9a-f]{6});", block):
+            red, green, blue = bytes.fromhex(digits)
+            found[name] = float(red), float(green), float(blue)
+    return found
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_every_drafter_has_a_colour_that_every_eye_distinguishes(theme: str) -> None:
+    colours = themed(theme)
+    drafters = {name: colours[name] for name in (*DRAFTERS, NONE)}
+    distance, which = nearest(drafters)
+    assert distance > 0.085, which
+    for name, colour in drafters.items():
+        assert contrast(colour, colours["card"]) >= 2.9 if name == NONE else 3.0, name

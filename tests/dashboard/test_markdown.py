@@ -62,10 +62,6 @@ async def test_markdown_becomes_elements_and_text_stays_text(tokenizer: Tokenize
             assert expected in (None, whole), text
             assert grown == whole, "a text that grows ends as it does at once"
             assert foreign == 0
-
-
-async def test_what_does_not_change_stays_as_it_is(tokenizer: Tokenizer) -> None:
-    async with writing("", tokenizer) as visit:
         kept = await visit.page.evaluate(
             """async () => {
               const { Markdown } = await import("/dashboard/static/markdown.js"), one = new Markdown();
@@ -75,4 +71,4 @@ async def test_what_does_not_change_stays_as_it_is(tokenizer: Tokenizer) -> None
               return [one.element.firstChild === first, one.element.lastChild === second];
             }"""
         )
-        assert kept == [True, False]
+        assert kept == [True, False], "what does not change stays as it is"

@@ -1,18 +1,21 @@
-"""The dashboard in a browser, of a real server with the bundled pair."""
+"""The dashboard in a browser: of a real server, of one that is gone and comes back, of several models."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import aiohttp
 import pytest
 from playwright.async_api import expect
 
+from bench.serving import free_port
 from foresay.server.gateway.keys import KeyStore
 from foresay.server.http.auth import AuthMiddleware
 from tests.dashboard.browsing import dashboard, needs_chromium, visiting
 from tests.gateway.guarded import guarded
+from tests.models.serving import serving
 from tests.server.live import LiveServer
 from tests.server.scripted import ScriptedEngine
 
@@ -118,3 +121,64 @@ async def test_a_key_is_requested_once_and_a_wrong_one_refused(tokenizer, tmp_pa
         await visit.ready()
         await expect(dialog).to_be_hidden()
         assert await page.evaluate("localStorage.length") == 0
+
+
+# -- a server that is gone, and comes back -----------------------------------------------------------------------------
+
+
+async def test_the_page_says_since_when_and_goes_on_by_itself(tmp_path: Path) -> None:
+    flags = ("--draft", "ngram", "--threads", "1", "--port", str(free_port()))  # nobody is given it in between
+    with LiveServer(tmp_path / "first", *flags) as server:
+        url = server.wait_for_url()
+        async with dashboard(url) as visit:
+            page = visit.page
+            await visit.run(max_output_tokens=8)
+            notice, tiles = page.locator("#notice"), page.locator("#tiles")
+            generated = page.locator("#footer li[data-total=generation_tokens] b")
+            await expect(generated).to_have_text("8")
+            await expect(notice).not_to_contain_text("unreachable")
+            server.process.kill()
+            server.process.wait()
+            await expect(notice).to_have_text(re.compile(r"^Server unreachable since \d\d:\d\d:\d\d\. Trying again"))
+            assert await tiles.evaluate("one => Number(getComputedStyle(one).opacity)") < 0.6
+            assert "grayscale" in await tiles.evaluate("one => getComputedStyle(one).filter")
+            since = await notice.inner_text()
+            for _ in range(2):  # the second time what the first one changed is there
+                await page.wait_for_event("requestfailed")
+            assert await notice.inner_text() == since, "that moment does not move"
+            await visit.keep_picture("unreachable", tmp_path)
+            with LiveServer(tmp_path / "second", *flags) as again:
+                again.wait_for_url()
+                await expect(notice).not_to_contain_text("unreachable")  # another notice may stand there
+                assert await tiles.evaluate("one => getComputedStyle(one).opacity") == "1"
+                await expect(generated).to_have_text("0")
+                await visit.run(max_output_tokens=6)
+                await expect(generated).to_have_text("6")
+
+
+# -- several models ----------------------------------------------------------------------------------------------------
+
+
+TEXTS = {"fox": "said the fox", "org/owl&1.5:q": "said the owl"}
+
+
+async def test_the_model_is_chosen_in_the_header_and_answers_in_the_playground(tokenizer):
+    async with serving(tokenizer, TEXTS) as server, visiting(str(server.client.make_url("")).rstrip("/")) as visit:
+        page = visit.page
+        await visit.go()
+        await visit.ready()
+        options = page.locator("#model option")
+        await expect(options).to_have_text(["fox (not loaded)", "org/owl&1.5:q (not loaded)"])
+        await expect(page.locator("#notice")).to_contain_text("Not loaded: the next request loads it.")
+        await page.select_option("#model", "org/owl&1.5:q")
+        await page.wait_for_url("**model=org**")
+        await visit.ready()
+        assert await page.locator("#model").input_value() == "org/owl&1.5:q"
+        await visit.run()
+        await expect(page.locator(".answer .markdown")).to_contain_text("said the owl")
+        await expect(options).to_have_text(["fox (not loaded)", "org/owl&1.5:q"])
+        await expect(page.locator("#notice")).not_to_contain_text("Not loaded")
+        await expect(page.locator("#requests tbody tr[data-id]")).to_have_count(2)  # loading it, and the answer
+        assert server.loads == {"fox": 0, "org/owl&1.5:q": 1}
+        assert visit.complaints == []
+        assert visit.tried == []

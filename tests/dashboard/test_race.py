@@ -48,8 +48,11 @@ async def test_a_race_shows_the_same_text_both_ways_and_fewer_passes(url: str, t
         assert visit.complaints == []
 
 
-async def test_races_of_the_same_settings_are_judged_together(tokenizer: Tokenizer) -> None:
-    async with writing("the fox and the owl ", tokenizer) as visit:
+async def test_races_of_the_same_settings_are_judged_together_and_are_a_picture(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    permissions = ["clipboard-read", "clipboard-write"]
+    async with writing("the fox and the owl ", tokenizer, permissions=permissions) as visit:
         page, items = visit.page, visit.page.locator(".turn:last-child .races li")
         for number, prompt in enumerate((STORY, "And of an owl?"), 1):
             await visit.ask("compare", prompt, max_output_tokens=24, temperature=1)
@@ -67,6 +70,18 @@ async def test_races_of_the_same_settings_are_judged_together(tokenizer: Tokeniz
         await visit.ask("compare", "A third", max_output_tokens=20)
         await finished(visit)
         await expect(items).to_have_count(0)
+        async with page.expect_download() as download:
+            await page.click(".turn:last-child >> text=Save picture")
+        saved = tmp_path / "race.png"
+        await (await download.value).save_as(saved)
+        assert saved.read_bytes().startswith(b"\x89PNG")
+        assert len(saved.read_bytes()) > 20_000, "there is something on it"
+        await visit.keep_labels()
+        await page.click(".turn:last-child >> text=Copy picture")
+        await expect(page.locator("text=Copied")).to_be_visible()
+        types = "async () => (await navigator.clipboard.read()).flatMap((one) => one.types)"
+        assert await page.evaluate(types) == ["image/png"]
+        assert visit.complaints == []
 
 
 async def test_both_ways_take_turns_and_neither_profits_from_the_other(tokenizer: Tokenizer) -> None:
@@ -105,26 +120,6 @@ async def test_texts_that_differ_are_reported(tokenizer: Tokenizer) -> None:
         await expect(visit.page.locator(".race .outcome")).to_have_text(
             "The texts differFrom character 1 on (seed 7). This should not happen: please report it."
         )
-
-
-async def test_the_result_is_a_picture_to_save_or_to_copy(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    permissions = ["clipboard-read", "clipboard-write"]
-    async with writing("the fox and the owl ", tokenizer, permissions=permissions) as visit:
-        page = visit.page
-        await visit.ask("compare", max_output_tokens=24)
-        await finished(visit)
-        async with page.expect_download() as download:
-            await page.click("text=Save picture")
-        saved = tmp_path / "race.png"
-        await (await download.value).save_as(saved)
-        assert saved.read_bytes().startswith(b"\x89PNG")
-        assert len(saved.read_bytes()) > 20_000, "there is something on it"
-        await visit.keep_labels()
-        await page.click("text=Copy picture")
-        await expect(page.locator("text=Copied")).to_be_visible()
-        types = "async () => (await navigator.clipboard.read()).flatMap((one) => one.types)"
-        assert await page.evaluate(types) == ["image/png"]
-        assert visit.complaints == []
 
 
 STEADY, UNSTEADY = [0.01] * 8, [0.004, 0.004, 0.03, 0.02, 0.004, 0.004, 0.006, 0.008]

@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from playwright.async_api import Page, expect
 
+from foresay.server.metrics import selfcheck
 from foresay.server.text.tokenizer import Tokenizer
 from foresay.spec.trace import Statistics
 from tests.dashboard.browsing import needs_chromium
 from tests.dashboard.showing import posted, shown, step
+from tests.selfcheck.checking import Diverging
 from tests.server.scripted import ScriptedEngine
 
 pytestmark = [needs_chromium, pytest.mark.slow]
-
-
-async def test_a_speed_up_that_was_not_measured_is_called_an_estimate(tokenizer: Tokenizer) -> None:
-    async with shown(ScriptedEngine([5]), tokenizer) as (service, visit):
-        speed = visit.page.locator("#speed")
-        for _ in range(100):
-            service.telemetry.step(step())
-        await expect(speed).to_have_text(re.compile(r"^2\.70×as fast as without drafts\s*estimated speed-up\?"))
-        assert await visit.page.title() == "2.70× · Foresay: toy"
-        await expect(visit.page.locator("#load .legend")).to_contain_text("kept 100.0 %")
 
 
 OF_DRAFTS = ("by-depth", "tree", "drafters")
@@ -58,6 +51,8 @@ async def test_what_nobody_knows_is_left_out(tokenizer: Tokenizer) -> None:
             "Nothing was drafted yet, so there are no charts of drafts."
         )
         assert "–" not in await page.locator("#tiles").inner_text()
+        await expect(page.locator("#facts li")).not_to_have_count(0)
+        assert await page.locator("[data-fact=check] button").count() == 0, "no answer is decoded again"
 
 
 #: A figure of the page as the page itself writes it.
@@ -87,9 +82,9 @@ class Shown:
 async def test_a_figure_is_the_same_wherever_it_stands(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Statistics, "decode_tokens_per_second", 61.2499)
     async with shown(ScriptedEngine([5], run=3, pause=0.002), tokenizer) as (service, visit):
-        for _ in range(200):
-            service.telemetry.step(step())
         metrics = (await posted(visit))["metrics"]
+        for _ in range(200):  # behind it: figures are of the minute up to the second of the last step
+            service.telemetry.step(step())
         page, seen = visit.page, Shown(visit.page)
         await expect(page.locator("#requests [data-head=end]")).to_have_text("token limit")
         of_response = {
@@ -114,7 +109,47 @@ async def test_a_figure_is_the_same_wherever_it_stands(tokenizer: Tokenizer, mon
         speed_up = await page.locator("#speed b").inner_text()
         assert speed_up == "2.70×" == await seen.legend("speed-over-time", "times as fast")
         assert await page.title() == f"{speed_up} · Foresay: toy"
+        await expect(page.locator("#speed")).to_have_text(
+            re.compile(r"as fast as without drafts\s*estimated speed-up\?")
+        )
+        await expect(page.locator("#load .legend")).to_contain_text("kept 100.0 %")
         await expect(page.locator("#verdict")).to_contain_text("Speculation pays: 2.70 times")
         why = await page.locator("#speed .why").text_content() or ""
         tokens, drafted, plain = (float(found) for found in re.findall(r"[\d.]+(?= (?:tokens|ms))", why))
         assert tokens * plain / drafted == pytest.approx(2.7, rel=0.01), "the speed-up follows from what explains it"
+
+
+# -- answers that were decoded again plainly ---------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selfcheck, "QUIET_SECONDS", 0.03)
+
+
+async def shade(page: Page) -> str:
+    """The colour of what the header says about checks."""
+    colour: str = await page.locator("[data-fact=check] button").evaluate("one => getComputedStyle(one).color")
+    return colour
+
+
+async def test_the_header_says_how_many_differ_and_warns(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    engine = Diverging(tokenizer.encode("once upon a time there was a fox"), run=3)
+    engine.differs_at = 1000
+    async with shown(engine, tokenizer, self_check=1.0) as (_, visit):
+        button = visit.page.locator("[data-fact=check] button")
+        await expect(button).to_have_text("self-check: no answers yet")
+        await posted(visit, max_tokens=12)
+        await expect(button).to_have_text("self-check: 1 answer, 0 differ")
+        await button.click()
+        await expect(visit.page.locator(".why:popover-open")).to_have_text(
+            re.compile(r"^100 % .*: 12 tokens compared, 0 waiting, 0 skipped$")
+        )
+        good = await shade(visit.page)
+        engine.differs_at = 5
+        await posted(visit, max_tokens=12)
+        await expect(button).to_have_text("self-check: 2 answers, 1 differs")
+        assert await shade(visit.page) != good
+        assert await visit.page.locator("#facts .bad[data-fact=check]").count() == 1
+        await visit.keep_picture("self-check", tmp_path)
+        assert visit.complaints == []

@@ -41,30 +41,6 @@ async def test_who_drafts_and_how_far(tokenizer, path, given, wanted):
     assert (request.speculate, request.draft_method, request.most_drafted) == wanted
 
 
-@pytest.mark.parametrize("path", ASKS)
-@pytest.mark.parametrize(
-    ("given", "param", "says"),
-    [
-        ({"method": "eagle3"}, "method", 'one of auto, none, draft_model, ngram on this server, got "eagle3"'),
-        ({"max_tokens": 64}, "max_tokens", "speculation.max_tokens: expected a whole number <= 63"),
-        ({"max_tokens": -1}, "max_tokens", "speculation.max_tokens: expected a whole number >= 0"),
-        ({"off": True, "method": "ngram"}, "off", "leave out either method or off"),
-        ({"off": True, "max_tokens": 4}, "off", "leave out either max_tokens or off"),
-        ({"on": True}, "", ""),
-        (True, "", ""),
-        ({"off": 1}, "off", ""),
-    ],
-)
-async def test_what_cannot_be_drafted_is_refused(tokenizer, path, given, param, says):
-    engine = ScriptedEngine([END])
-    async with served(engine, tokenizer) as client:
-        response = await client.post(path, json=ASKS[path] | {"speculation": given})
-        error = (await response.json())["error"]
-    assert response.status == 400 and engine.requests == []
-    assert error["param"].startswith("speculation") and error["param"].endswith(param)
-    assert says in error["message"]
-
-
 def test_plain_steps_by_request_say_nothing_of_whether_speculation_pays():
     counted = {"rows": 5, "drafted": 4, "accepted": 2, "emitted": 3}
     step = msgspec.structs.replace(STEP, **counted, seconds={"forward": 0.02}, root_seconds=0.01)

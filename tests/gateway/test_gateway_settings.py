@@ -15,28 +15,6 @@ from tests.gateway.guarded import ALICE, BOB
 SECRET = "hunter2"
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"ssl_certfile": "a.pem"}, "ssl_keyfile is not set"),
-        ({"ssl_keyfile": "a.pem"}, "ssl_certfile is not set"),
-        ({"api_key": [ALICE, BOB, ALICE]}, "the same api_key is given twice"),
-        ({"max_output_tokens": 512, "max_model_len": 512}, "max_output_tokens (512) must be below max_model_len (512)"),
-        ({"cors_origin": ["https://a.b/c"]}, "--cors-origin must be a list, each item an origin such as"),
-        ({"cors_origin": ["example.com"]}, "--cors-origin must be a list, each item an origin such as"),
-        ({"max_body_bytes": 10}, "--max-body-bytes must be a whole number of at least 1024"),
-        ({"request_timeout": 0}, "--request-timeout must be a number above 0"),
-        ({"body_timeout": 0}, "--body-timeout must be a number above 0"),
-        ({"max_requests_per_minute": 0}, "--max-requests-per-minute must be a whole number of at least 1"),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused(given, message):
-    with pytest.raises(ConfigurationError) as caught:
-        load(ServeConfig, given, {})
-    assert message in str(caught.value)
-    assert ALICE not in str(caught.value)
-
-
 @pytest.mark.parametrize("weak", [SECRET, SECRET + " with spaces in it", ""])
 def test_a_weak_key_is_refused_and_not_repeated(weak, tmp_path):
     file = tmp_path / "foresay.toml"

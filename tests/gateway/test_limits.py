@@ -1,19 +1,24 @@
-"""How much may be used, through every route: rates, time, and the queue."""
+"""How much may be used, through every route: rates, time, the queue, and bodies that are long in coming."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import json
+import math
 
 import openai
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from foresay.server.engine.generation import Generation
-from foresay.server.gateway.keys import KeyStore
+from foresay.server.gateway.keys import MINUTE, KeyStore, RateLimiter
 from foresay.server.http.auth import AuthMiddleware
 from foresay.server.models.models import MODELS
+from foresay.server.schemas.errors import RateLimited
 from foresay.server.text.tokenizer import Tokenizer
-from tests.gateway.guarded import ALICE, ASK, BOB, bearer, guarded
+from tests.gateway.guarded import ALICE, ASK, BOB, Clock, bearer, guarded
 from tests.routes.apis import APIS
 from tests.server.scripted import END, ScriptedEngine
 from tests.server.wire import until
@@ -206,3 +211,105 @@ async def test_the_official_client_does_not_repeat_what_would_take_too_long_agai
         await official.close()
     assert caught.value.code == "request_timeout"
     assert len(engine.requests) == 1
+
+
+# -- the limiter alone -------------------------------------------------------------------------------------------------
+
+
+def wait(limiter: RateLimiter) -> int:
+    """Seconds that a request is told to wait; 0: it was let in."""
+    try:
+        limiter.enter()
+    except RateLimited as refused:
+        return refused.retry_after or 0
+    return 0
+
+
+def test_a_minute_lets_in_so_many_and_a_refused_one_is_not_counted():
+    clock = Clock()
+    limiter = RateLimiter(2, clock)
+    assert (wait(limiter), wait(limiter), wait(limiter)) == (0, 0, 60)
+    clock.now += 20
+    with pytest.raises(RateLimited, match="At most 2 requests per minute are allowed; try again in 40 s") as refused:
+        limiter.enter()
+    assert refused.value.headers == {"Retry-After": "40"}
+    clock.now += 40
+    assert (wait(limiter), wait(limiter), wait(limiter)) == (0, 0, 60)
+
+
+def test_without_a_limit_all_are_let_in():
+    limiter = RateLimiter(None, Clock())
+    assert not any(wait(limiter) for _ in range(1000))
+
+
+@given(per_minute=st.integers(1, 30), pauses=st.lists(st.floats(0, 40, allow_nan=False), max_size=80))
+def test_no_minute_lets_in_more_and_after_the_stated_wait_one_is_let_in(per_minute, pauses):
+    clock = Clock()
+    limiter, admitted = RateLimiter(per_minute, clock), list[float]()
+    for pause in pauses:
+        clock.now += pause
+        if seconds := wait(limiter):
+            assert seconds == math.ceil(admitted[-per_minute] + MINUTE - clock.now), "not a second too long"
+            clock.now += seconds
+            assert wait(limiter) == 0
+        admitted.append(clock.now)
+        if len(admitted) > per_minute:
+            assert admitted[-1] - admitted[-1 - per_minute] >= MINUTE - 1e-6, "but for what fp64 rounds"
+
+
+# -- bodies that are long in coming: they have a deadline, and hold up nobody else -------------------------------------
+
+
+async def announced(
+    client, length: str, body: bytes = b"", path: str = "/v1/completions"
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A request of whose body so much comes."""
+    reader, writer = await asyncio.open_connection(client.host, client.port)
+    writer.write(f"POST {path} HTTP/1.1\r\nHost: x\r\n{length}\r\n\r\n".encode() + body)
+    return reader, writer
+
+
+@pytest.mark.parametrize(
+    ("length", "body"), [("Content-Length: 4000000", b"{"), ("Transfer-Encoding: chunked", b"1\r\n{\r\n")]
+)
+async def test_bodies_that_are_announced_and_do_not_come_are_in_nobodys_way(tokenizer, length, body):
+    async with guarded(ScriptedEngine([END]), tokenizer, AuthMiddleware(), max_body_bytes=4_000_000) as client:
+        opened = [await announced(client, length, body) for _ in range(70)]
+        response = await client.post("/v1/completions", json=ASK)
+        for _, writer in opened:
+            writer.close()
+        assert response.status == 200, await response.text()
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/v1/completions", {"type": "timeout_error", "code": "body_timeout"}),
+        ("/v1/messages", {"type": "timeout_error"}),
+        ("/api/generate", "10 bytes of the body came in 0.1 s"),
+    ],
+)
+async def test_a_body_has_a_deadline(tokenizer, path, said):
+    async with guarded(ScriptedEngine([END]), tokenizer, AuthMiddleware()) as client:
+        client.app[MODELS].server.body_timeout = 0.1
+        reader, writer = await announced(client, "Content-Length: 100", b" " * 10, path)
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
+        assert b" 408 " in head.partition(b"\r\n")[0] and b"Connection: close" in head
+        length = int(head.lower().partition(b"content-length:")[2].split()[0])
+        error = json.loads(await reader.readexactly(length))["error"]
+        assert "10 bytes of the body came in" in (error if isinstance(error, str) else error["message"])
+        if isinstance(said, dict):
+            assert error.items() >= said.items()
+        writer.close()
+
+
+async def test_a_body_that_trickles_has_the_same_deadline(tokenizer):
+    async with guarded(ScriptedEngine([END]), tokenizer, AuthMiddleware()) as client:
+        client.app[MODELS].server.body_timeout = 0.2
+        reader, writer = await announced(client, "Content-Length: 100000")
+        answer = asyncio.create_task(reader.readline())
+        while not answer.done():
+            writer.write(b" ")
+            await asyncio.sleep(0.01)
+        assert b" 408 " in await answer
+        writer.close()

@@ -15,8 +15,7 @@ import torch
 
 from foresay.server.catalog.catalog import known_targets
 from foresay.server.engine.build import build_engine
-from foresay.server.engine.device import Device
-from foresay.server.engine.numbers import choose_activations
+from foresay.server.engine.parameters import Device, choose_activations
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import CannotRun
 from foresay.spec.engine import EngineCore

@@ -11,12 +11,12 @@ import pytest
 
 from foresay.server.settings.resolved import BUNDLED
 from foresay.verifier.ops.kernels.cpu import kernel_cache
-from tests.models.switching import NAMES
 from tests.server.live import LiveServer, openai_client
 from tests.server.wire import until
 
 pytestmark = pytest.mark.slow
 KEY = "an-admin-key-of-a-test"
+NAMES = ("first", "second")
 
 
 class Restarted:

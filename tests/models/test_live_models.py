@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +13,11 @@ import pytest
 
 from foresay.server.settings.resolved import BUNDLED
 from tests.checking.pairs import make_model
-from tests.models.switching import MOST_FILES, NAMES, switch
-from tests.models.switching import settings as settings_of
 from tests.server.live import LiveServer, openai_client
 from tests.server.patched import PACED, existing, patched_path
 
 pytestmark = pytest.mark.slow
-TOY, TINY = NAMES
+TOY, TINY = NAMES = ("first", "second")
 ASK: dict[str, Any] = {"prompt": "ab", "max_tokens": 8, "extra_body": {"ignore_eos": True}}
 #: What a sitecustomize makes of the machine: too small for two of the bundled target, large enough for one and more.
 SMALL_MACHINE = """
@@ -31,36 +27,15 @@ os.sysconf = lambda name: 56 * 2**20 // _sysconf("SC_PAGE_SIZE") if name == "SC_
 """
 
 
-def settings(folder: Path, most: int | None = 1) -> Path:
-    """A settings file with the bundled target and a random one. most: loaded at a time; None: the memory decides."""
+def settings(folder: Path, most: str = "max_loaded_models = 1\n") -> Path:
+    """A settings file with the bundled target and a random one. most: of them one is loaded at a time."""
     make_model(folder / "tiny", num_hidden_layers=2)
-    file = settings_of(folder, (str(BUNDLED / "target"), str(folder / "tiny")))
-    if most is None:
-        file.write_text(file.read_text().replace("max_loaded_models = 1", ""))
+    file = folder / "foresay.toml"
+    engine = '[engine]\ndraft = "none"\nmax_model_len = 256\nmax_seqs = 2\nthreads = 1\n'
+    targets = zip(NAMES, (BUNDLED / "target", folder / "tiny"), strict=True)
+    models = "".join(f'[models.{name}]\ntarget = "{target}"\n' for name, target in targets)
+    file.write_text(f"{engine}[server]\n{most}{models}")
     return file
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where a file makes engines slow, or holds them."""
-    return tmp_path_factory.mktemp("models")
-
-
-@pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[LiveServer]:
-    """One at a time of two targets, and of three that cannot be loaded."""
-    file = settings(folder)
-    shutil.copytree(BUNDLED / "target", folder / "damaged")
-    weights = folder / "damaged" / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1000])
-    file.write_text(
-        f'{file.read_text()}[models.damaged]\ntarget = "{folder / "damaged"}"\n'
-        f'[models.absent]\ntarget = "{folder / "nowhere"}"\n'
-        '[models.long]\ntarget = "bundled"\nmax_model_len = 1000000\n'
-    )
-    flags = ("--drain-seconds", "3600")  # what ends does not wait for that
-    with serving(folder, file, *flags, PYTHONPATH=patched_path(PACED, folder)) as server:
-        yield server
 
 
 def serving(folder: Path, file: Path, *flags: str, **variables: str) -> LiveServer:
@@ -80,52 +55,24 @@ async def until_state(url: str, name: str, state: str) -> None:
             await asyncio.sleep(0.02)
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("switches", [3, 7])
-async def test_switches_under_load_lose_nothing_and_hold_no_more_each_time(server, switches):
-    outcome = await switch(server.process.pid, server.wait_for_url(), switches=switches, clients=4)
-    assert len(server.engine_processes()) == 1
-    assert outcome.lost == []
-    assert min(outcome.answered.values()) >= switches // 2
-    settled = switches // 3
-    assert max(outcome.files[settled + 1 :]) <= outcome.files[settled] + MOST_FILES, outcome
-    if switches > 4:  # by then all is there that is loaded once
-        assert max(outcome.server_mb[4:]) - outcome.server_mb[3] < 2, outcome
-
-
-async def test_a_model_that_cannot_be_loaded_is_an_error_and_the_others_go_on(server):
-    url = server.wait_for_url()
-    async with openai_client(url) as client:
-        await client.completions.create(model=TOY, **ASK)
-        for name, why in (
-            ("damaged", "safetensors"),
-            ("absent", "no such file or directory"),
-            ("long", "--max-model-len"),
-        ):
-            with pytest.raises(openai.InternalServerError, match=why) as refused:
-                await client.completions.create(model=name, **ASK)
-            assert refused.value.code == "load_failed"
-            assert (await states(url))[name] == "failed"
-            assert (await client.completions.create(model=TOY, **ASK)).usage.completion_tokens == 8
-        assert server.process.poll() is None
-
-
-async def test_sigterm_while_a_model_is_loaded_ends_the_server_and_refuses_what_waits(server, folder):
-    url = server.wait_for_url()
-    async with openai_client(url) as client:
-        await client.completions.create(model=TOY, **ASK)
-        with existing(folder / "held"):
-            asking = asyncio.create_task(client.completions.create(model=TINY, **ASK))
-            await until_state(url, TINY, "loading")
-            server.terminate()
-            with pytest.raises(openai.InternalServerError, match="shutting down") as refused:
-                await asking
-        assert refused.value.status_code == 503
-        assert await asyncio.to_thread(server.process.wait, 180) == 0
+async def test_sigterm_while_a_model_is_loaded_ends_the_server_and_refuses_what_waits(tmp_path):
+    flags = ("--drain-seconds", "3600")  # what ends does not wait for that
+    with serving(tmp_path, settings(tmp_path), *flags, PYTHONPATH=patched_path(PACED, tmp_path)) as server:
+        url = server.wait_for_url()
+        async with openai_client(url) as client:
+            await client.completions.create(model=TOY, **ASK)
+            with existing(tmp_path / "held"):
+                asking = asyncio.create_task(client.completions.create(model=TINY, **ASK))
+                await until_state(url, TINY, "loading")
+                server.terminate()
+                with pytest.raises(openai.InternalServerError, match="shutting down") as refused:
+                    await asking
+            assert refused.value.status_code == 503
+            assert await asyncio.to_thread(server.process.wait, 180) == 0
 
 
 async def test_the_memory_plan_decides_which_models_fit_together(tmp_path):
-    file = settings(tmp_path, None)
+    file = settings(tmp_path, "")
     file.write_text(f'{file.read_text()}[models.twin]\ntarget = "bundled"\n')
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(SMALL_MACHINE)

@@ -17,7 +17,7 @@ from foresay.server.catalog.formats import FORMATS
 from foresay.server.text.parsers.chat_format import messages, output
 from foresay.server.text.parsers.script import ParsedAnswer, ScriptParser
 from foresay.server.text.parts import Part, ToolCallPart, joined, part_text
-from tests.parsers.asking import TOOL, USER, ask, chunks_of, engine_saying
+from tests.parsers.asking import TOOL, USER, ask, engine_saying
 from tests.parsers.families import family_tokenizer, written
 from tests.parsers.reading import SCHEMA, calls_of, parts_of, read, text_of
 from tests.server.scripted import served
@@ -269,47 +269,6 @@ def test_text_is_released_as_soon_as_it_cannot_be_a_call(text):
 # -- a server ----------------------------------------------------------------------------------------------------------
 
 WEATHER = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
-MEANT = {"city": "Paris"}
-SAID: dict[str, tuple[str, str]] = {
-    "whole answer": ("hermes", f"```json\n{WEATHER}\n```"),
-    "no opening": (
-        "qwen3_coder",
-        "<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n</function>\n</tool_call>",
-    ),
-    "no end of the value": (
-        "qwen3_coder",
-        "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</function>\n</tool_call>",
-    ),
-}
-
-
-@pytest.mark.parametrize(("family", "text"), SAID.values(), ids=SAID)
-@pytest.mark.parametrize("run", [1, 4])
-async def test_every_api_gets_the_call(tokenizer, text, run):
-    function = TOOL["function"]
-    own = {"name": function["name"], "input_schema": function["parameters"]}
-    async with served(engine_saying(tokenizer, text, run), tokenizer) as client:
-        _, chat = await ask(client, tools=[TOOL])
-        chunks = await chunks_of(client, tools=[TOOL])
-        sent = {"model": "toy", "max_tokens": 999, "messages": [USER], "tools": [own]}
-        message = await (await client.post("/v1/messages", json=sent)).json()
-        asked = {"input": "Weather?", "tools": [{"type": "function", **function}], "store": False}
-        response = await (await client.post("/v1/responses", json=asked)).json()
-        given = {"model": "toy", "messages": [USER], "tools": [TOOL], "stream": False}
-        ollama = await (await client.post("/api/chat", json=given)).json()
-    (choice,) = chat["choices"]
-    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
-    assert json.loads(choice["message"]["tool_calls"][0]["function"]["arguments"]) == MEANT
-    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
-    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
-    assert not any(delta.get("content") for delta in deltas)
-    streamed = [call["function"].get("arguments", "") for delta in deltas for call in delta.get("tool_calls", ())]
-    assert json.loads("".join(streamed)) == MEANT
-    assert ([block["type"] for block in message["content"]], message["stop_reason"]) == (["tool_use"], "tool_use")
-    assert message["content"][0]["input"] == MEANT
-    assert [item["type"] for item in response["output"]] == ["function_call"]
-    assert json.loads(response["output"][0]["arguments"]) == MEANT
-    assert ollama["message"]["tool_calls"][0]["function"]["arguments"] == MEANT
 
 
 @pytest.mark.parametrize("family", ["hermes"])

@@ -171,20 +171,6 @@ async def test_langchain_binds_tools_and_adds_up_chunks(tokenizer):
         assert message.response_metadata["finish_reason"] == "tool_calls"
 
 
-async def test_a_conversation_goes_on_with_what_the_client_got(tokenizer):
-    engine = engine_saying(tokenizer, TWO)
-    async with served(engine, tokenizer) as http, official(http) as client:
-        tools: Any = [TOOL]
-        first = await client.chat.completions.create(model="toy", messages=[USER], tools=tools)
-        message: Any = first.choices[0].message
-        results: Any = [{"role": "tool", "tool_call_id": call.id, "content": "sunny"} for call in message.tool_calls]
-        await client.chat.completions.create(model="toy", messages=[USER, message, *results], tools=tools)
-    assert prompt_of(engine, tokenizer).endswith(
-        f"<|assistant|><tool_call>{CALL}</tool_call><tool_call>{CALL}</tool_call>Sure.<|end|>"
-        "<|tool|>sunny<|end|><|tool|>sunny<|end|><|assistant|>"
-    )
-
-
 # -- what the model is shown ---------------------------------------------------------------------------------------
 
 

@@ -22,7 +22,7 @@ from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import Delta, Request
 from foresay.spec.sampling import SamplingParams
 from tests.grammar.oracle import accepts
-from tests.parsers.asking import SCHEMA, TOOL, USER, ask, chunks_of, engine_saying, prompt_of
+from tests.parsers.asking import SCHEMA, TOOL, USER, ask, engine_saying, prompt_of
 from tests.parsers.families import TEMPLATES, family_tokenizer
 from tests.parsers.reading import parts_of, read
 from tests.server.scripted import END, served
@@ -257,36 +257,45 @@ ASKED = f"{thought('We look.')}Wait.\n{CALL}"
 THINKING: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": True}}
 
 
-@pytest.mark.parametrize("run", [1, 3, 1000])
-async def test_a_tool_round_trip_in_chat(tokenizer, run):
-    engine = engine_saying(tokenizer, ASKED, run)
+async def test_what_the_model_reads_while_it_thinks_and_later(tokenizer):
+    engine, prompts = engine_saying(tokenizer, "Warm.\n<channel|>It is sunny."), []
+    call = {"id": "a", "type": "function", "function": {"name": "get_weather", "arguments": ARGUMENTS}}
+    called = {"role": "assistant", "content": "Wait.", "reasoning_content": "We look.", "tool_calls": [call]}
+    talk = [USER, called, {"role": "tool", "tool_call_id": "a", "content": 'sunny <|"|>'}]
+    answer = {"role": "assistant", "content": "It is sunny.", "reasoning_content": "Warm."}
     async with served(engine, tokenizer) as client:
-        _, body = await ask(client, tools=[TOOL], **THINKING)
-        first = prompt_of(engine, tokenizer)
-        chunks = await chunks_of(client, tools=[TOOL], **THINKING)
-        message, reason = body["choices"][0]["message"], body["choices"][0]["finish_reason"]
-        (call,) = message["tool_calls"]
-        result = {"role": "tool", "tool_call_id": call["id"], "content": 'sunny <|"|>'}
-        engine.tokens = [*tokenizer.encode("Warm.\n<channel|>It is sunny.", add_special_tokens=False), END]
-        _, last = await ask(client, [USER, message, result], tools=[TOOL], **THINKING)
-        between = prompt_of(engine, tokenizer)
-        await ask(client, [USER, message, result, last["choices"][0]["message"], USER], tools=[TOOL])
-        later = prompt_of(engine, tokenizer)
-    assert (message["content"], message["reasoning_content"], reason) == ("Wait.", "We look.", "tool_calls")
-    assert call["function"] == {"name": "get_weather", "arguments": ARGUMENTS}
-    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
-    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "We look."
-    streamed = [one["function"].get("arguments", "") for delta in deltas for one in delta.get("tool_calls", ())]
-    assert "".join(streamed) == ARGUMENTS
-    assert first.startswith('<|turn>system\n<|think|>\n<|tool>declaration:get_weather{description:<|"|>Weather<|"|>')
-    assert first.endswith("<|turn>user\nWeather?<turn|>\n<|turn>model\n")
+        for turns, more in ([USER], THINKING), (talk, THINKING), ([*talk, answer, USER], {}):
+            _, body = await ask(client, turns, tools=[TOOL], **more)
+            prompts.append(prompt_of(engine, tokenizer))
+            if turns is talk:
+                message = body["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("Warm.", "It is sunny.")
+    assert '<|turn>system\n<|think|>\n<|tool>declaration:get_weather{description:<|"|>Weather<|"|>' in prompts[0]
+    assert prompts[0].endswith("<|turn>user\nWeather?<turn|>\n<|turn>model\n")
     shown = 'Wait.<|tool_call>call:get_weather{city:<|"|>Paris<|"|>}<tool_call|>'
     found = '<|tool_response>response:get_weather{value:<|"|>sunny <|"|><|"|>}<tool_response|>'
-    assert between.endswith(f"<|turn>model\n{thought('We look.')}{shown}{found}<|channel>thought\n")
-    message = last["choices"][0]["message"]
-    assert (message["reasoning_content"], message["content"]) == ("Warm.", "It is sunny.")
+    assert prompts[1].endswith(f"<|turn>model\n{thought('We look.')}{shown}{found}<|channel>thought\n")
     asked = "<|turn>user\nWeather?<turn|>\n<|turn>model\n"
-    assert later.endswith(f"{asked}{shown}{found}It is sunny.<turn|>\n{asked}<|channel>thought\n<channel|>")
+    assert prompts[2].endswith(f"{asked}{shown}{found}It is sunny.<turn|>\n{asked}<|channel>thought\n<channel|>")
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "thinks"),
+    [
+        ("/v1/messages", {"max_tokens": 99, "thinking": {"type": "enabled", "budget_tokens": 1024}}, True),
+        ("/v1/messages", {"max_tokens": 99, "thinking": {"type": "disabled"}}, False),
+        ("/api/chat", {"think": True}, True),
+        ("/api/chat", {"think": False}, False),
+    ],
+)
+async def test_thinking_is_switched(tokenizer, path, more, thinks):
+    engine = engine_saying(tokenizer, ASKED)
+    async with served(engine, tokenizer) as client:
+        assert (
+            await client.post(path, json={"model": "toy", "messages": [USER], "stream": False} | more)
+        ).status == 200
+    prompt = prompt_of(engine, tokenizer)
+    assert (("<|think|>" in prompt), prompt.endswith("<|channel>thought\n<channel|>")) == (thinks, not thinks)
 
 
 async def test_a_result_cannot_end_the_turn(tokenizer):
@@ -317,34 +326,6 @@ async def test_a_required_call_is_held_behind_the_thought(tokenizer, family, thi
     matcher = LLMatcher(from_tokenizer(tokenizer._templates), grammar.text)
     ids = tokenizer.encode(CALL, add_special_tokens=False)
     assert matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
-
-
-async def test_every_api_reads_and_switches_thinking(tokenizer):
-    engine = engine_saying(tokenizer, ASKED)
-    tool = {"name": "get_weather", "description": "Weather", "input_schema": SCHEMA}
-    async with served(engine, tokenizer) as client:
-        sent = {"model": "toy", "max_tokens": 99, "messages": [USER], "tools": [tool]}
-        thinking = {"thinking": {"type": "enabled", "budget_tokens": 1024}}
-        anthropic = await (await client.post("/v1/messages", json=sent | thinking)).json()
-        assert "<|think|>" in prompt_of(engine, tokenizer)
-        await client.post("/v1/messages", json=sent | {"thinking": {"type": "disabled"}})
-        assert prompt_of(engine, tokenizer).endswith("<|channel>thought\n<channel|>")
-        chat = {"model": "toy", "messages": [USER], "tools": [TOOL], "stream": False}
-        ollama = await (await client.post("/api/chat", json=chat | {"think": True})).json()
-        assert "<|think|>" in prompt_of(engine, tokenizer)
-        given = {"input": "Weather?", "tools": [{"type": "function", **TOOL["function"]}], "store": False}
-        responses = await (await client.post("/v1/responses", json=given)).json()
-        call = responses["output"][-1]
-        result = {"type": "function_call_output", "call_id": call["call_id"], "output": "sunny"}
-        user = {"type": "message", "role": "user", "content": "Weather?"}
-        await client.post("/v1/responses", json=given | {"input": [user, *responses["output"], result]})
-    assert [block["type"] for block in anthropic["content"]] == ["thinking", "text", "tool_use"]
-    assert anthropic["content"][2]["input"] == {"city": "Paris"} and anthropic["stop_reason"] == "tool_use"
-    assert (ollama["message"]["thinking"], ollama["message"]["content"]) == ("We look.", "Wait.")
-    assert ollama["message"]["tool_calls"][0]["function"]["arguments"] == {"city": "Paris"}
-    assert [item["type"] for item in responses["output"]] == ["reasoning", "message", "function_call"]
-    assert call["arguments"] == ARGUMENTS
-    assert 'Wait.<|tool_call>call:get_weather{city:<|"|>Paris<|"|>}<tool_call|>' in prompt_of(engine, tokenizer)
 
 
 async def test_a_call_that_broke_off_can_be_sent_back(tokenizer):

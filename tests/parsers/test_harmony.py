@@ -18,7 +18,7 @@ from foresay.server.catalog.formats import FORMATS
 from foresay.server.text.parsers.chat_format import begun, messages
 from foresay.server.text.parsers.script import ParsedAnswer, ScriptParser
 from foresay.server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart, joined
-from tests.parsers.asking import SCHEMA, TOOL, USER, ask, chunks_of, engine_saying, prompt_of
+from tests.parsers.asking import CALLED, RESULT, SCHEMA, TOOL, USER, ask, engine_saying, prompt_of
 from tests.server.scripted import served
 
 CHANNELS = FORMATS["harmony"]
@@ -136,35 +136,29 @@ def family() -> str:
     return "harmony"
 
 
-@pytest.mark.parametrize("run", [1, 3, 1000])
-async def test_a_tool_round_trip_in_chat(tokenizer, run) -> None:
-    engine = engine_saying(tokenizer, ASKED, run)
+#: Of each API, with an effort.
+EFFORTS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [USER], "tools": [TOOL], "reasoning_effort": "high"},
+    "/v1/messages": {"model": "toy", "max_tokens": 99, "messages": [USER], "output_config": {"effort": "high"}},
+    "/v1/responses": {"input": "Weather?", "instructions": "You code.", "reasoning": {"effort": "high"}},
+    "/api/chat": {"model": "toy", "messages": [USER], "think": "high", "stream": False},
+}
+
+
+async def test_the_prompt_has_tools_and_effort_and_no_thought_behind_an_answer(tokenizer) -> None:
+    engine, prompts = engine_saying(tokenizer, ANSWERED), []
     async with served(engine, tokenizer) as client:
-        _, body = await ask(client, tools=[TOOL], reasoning_effort="high")
-        first = prompt_of(engine, tokenizer)
-        chunks = await chunks_of(client, tools=[TOOL])
-        message, reason = body["choices"][0]["message"], body["choices"][0]["finish_reason"]
-        (call,) = message["tool_calls"]
-        result = {"role": "tool", "tool_call_id": call["id"], "content": "sunny"}
-        engine.tokens = tokenizer.encode(ANSWERED, add_special_tokens=False)
-        _, last = await ask(client, [USER, message, result], tools=[TOOL])
-        between = prompt_of(engine, tokenizer)
-        later = [USER, message, result, last["choices"][0]["message"], USER]
-        await ask(client, later, tools=[TOOL])
-    assert (message["content"], message["reasoning_content"], reason) == ("Wait.", "We look.", "tool_calls")
-    assert (call["function"]["name"], call["function"]["arguments"]) == ("get_weather", ARGUMENTS)
-    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
-    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "We look."
-    streamed = [one["function"].get("arguments", "") for delta in deltas for one in delta.get("tool_calls", ())]
-    assert "".join(streamed) == ARGUMENTS
-    assert "Reasoning: high<|end|>" in first
-    assert "<|message|>// Weather\ntype get_weather = (_: {city: string,}) => any;<|end|>" in first
-    assert first.endswith("<|start|>user<|message|>Weather?<|end|><|start|>assistant")
-    called = f"<|start|>assistant to=functions.get_weather<|channel|>commentary json<|message|>{ARGUMENTS}<|call|>"
-    shown = '<|start|>functions.get_weather to=assistant<|channel|>commentary<|message|>"sunny"<|end|>'
-    assert between.endswith(f"<|start|>assistant{ANALYSIS}We look.\n\nWait.<|end|>{called}{shown}<|start|>assistant")
-    assert last["choices"][0]["message"]["content"] == "It is sunny."
-    assert ANALYSIS not in prompt_of(engine, tokenizer), "what was thought is dropped behind an answer"
+        for path, sent in EFFORTS.items():
+            assert (await client.post(path, json=sent)).status == 200
+            prompts.append(prompt_of(engine, tokenizer))
+        off = await (await client.post("/api/chat", json=EFFORTS["/api/chat"] | {"think": False})).json()
+        answer = {"role": "assistant", "content": "It is sunny.", "reasoning_content": "Sunny."}
+        await ask(client, [USER, CALLED | {"reasoning_content": "We look."}, RESULT, answer, USER], tools=[TOOL])
+    assert all("Reasoning: high<|end|>" in prompt for prompt in prompts)
+    assert "<|message|>// Weather\ntype get_weather = (_: {city: string,}) => any;<|end|>" in prompts[0]
+    assert all(prompt.endswith("<|start|>user<|message|>Weather?<|end|><|start|>assistant") for prompt in prompts)
+    assert [(one["code"], one["param"]) for one in off["warnings"]] == [("hint_left_out", "think")]
+    assert ANALYSIS not in prompt_of(engine, tokenizer)
 
 
 async def test_several_calls_stand_before_their_results(tokenizer) -> None:
@@ -223,47 +217,6 @@ async def test_a_call_may_follow_text_that_is_continued(tokenizer) -> None:
     matcher = LLMatcher(from_tokenizer(tokenizer._templates), request.grammar.text)
     tokens = tokenizer.encode(f"lo{CALL}{ARGUMENTS}", add_special_tokens=False)
     assert matcher.try_consume_tokens(tokens) == len(tokens)
-
-
-async def test_codex_calls_and_goes_on_over_responses(tokenizer) -> None:
-    """As Codex asks: instructions, a function, effort; then all items again, with the call's output."""
-    engine = engine_saying(tokenizer, ASKED)
-    tool = {"type": "function", **TOOL["function"], "strict": False}
-    user = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Weather?"}]}
-    fields = {"instructions": "You code.", "tools": [tool], "reasoning": {"effort": "low"}, "store": False}
-    async with served(engine, tokenizer) as client:
-        first = await (await client.post("/v1/responses", json={"input": [user], **fields})).json()
-        assert "Reasoning: low" in prompt_of(engine, tokenizer)
-        call = first["output"][-1]
-        result = {"type": "function_call_output", "call_id": call["call_id"], "output": "sunny"}
-        engine.tokens = tokenizer.encode(ANSWERED, add_special_tokens=False)
-        again = {"input": [user, *first["output"], result], **fields}
-        last = await (await client.post("/v1/responses", json=again)).json()
-    assert [item["type"] for item in first["output"]] == ["reasoning", "message", "function_call"]
-    assert (call["name"], call["arguments"]) == ("get_weather", ARGUMENTS)
-    assert [item["type"] for item in last["output"]] == ["reasoning", "message"]
-    assert last["output"][1]["content"][0]["text"] == "It is sunny."
-    assert f"{ANALYSIS}We look.\n\nWait.<|end|>" in prompt_of(engine, tokenizer)
-    assert '"sunny"<|end|><|start|>assistant' in prompt_of(engine, tokenizer)
-
-
-async def test_anthropic_and_ollama(tokenizer) -> None:
-    engine = engine_saying(tokenizer, ASKED)
-    tool = {"name": "get_weather", "description": "Weather", "input_schema": SCHEMA}
-    effort = {"model": "toy", "max_tokens": 99, "output_config": {"effort": "high"}}
-    async with served(engine, tokenizer) as client:
-        sent = {"messages": [USER], "tools": [tool], **effort}
-        body = await (await client.post("/v1/messages", json=sent)).json()
-        assert "Reasoning: high" in prompt_of(engine, tokenizer)
-        ollama = {"model": "toy", "messages": [USER], "tools": [TOOL], "think": "low", "stream": False}
-        own = await (await client.post("/api/chat", json=ollama)).json()
-        assert "Reasoning: low" in prompt_of(engine, tokenizer)
-        off = await (await client.post("/api/chat", json=ollama | {"think": False})).json()
-        assert [(one["code"], one["param"]) for one in off["warnings"]] == [("hint_left_out", "think")]
-    assert [block["type"] for block in body["content"]] == ["thinking", "text", "tool_use"]
-    assert body["content"][2]["input"] == {"city": "Paris"} and body["stop_reason"] == "tool_use"
-    assert (own["message"]["thinking"], own["message"]["content"]) == ("We look.", "Wait.")
-    assert own["message"]["tool_calls"][0]["function"]["arguments"] == {"city": "Paris"}
 
 
 FINAL = "<|channel|>final<|message|>"

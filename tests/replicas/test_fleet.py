@@ -14,11 +14,9 @@ from msgspec.structs import replace
 
 from foresay.server.engine.generation import Generation
 from foresay.server.replicas.fleet import Fleet
-from foresay.server.schemas.errors import KillsEngine
 from foresay.spec.request import Delta, Request
 from tests.replicas.local import ASKED, CONFIG, SECONDS, Local, asking, text, written
 from tests.server.patched import PACED, existing, patch_engines
-from tests.server.test_live_resumption import dying_engines
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -126,27 +124,6 @@ async def test_a_replica_that_is_to_end_is_left_at_once(cluster, expected, folde
     await cluster.start("e")
     assert texts == expected
     assert any(resumed)
-
-
-@pytest.mark.parametrize(
-    "dies",
-    [
-        "os.kill(os.getpid(), 11)",
-        *(pytest.param(dies, marks=pytest.mark.soak) for dies in ("os._exit(3)", "raise RuntimeError('a bug')")),
-    ],
-)
-async def test_a_prompt_that_engines_die_of_takes_nobody_along(dies, expected, folder, tmp_path, monkeypatch):
-    async def ask() -> None:
-        with pytest.raises(KillsEngine, match="twice"):
-            await written(fleet, replace(ASKED[0], id="killer", prompt=[5, 999]))
-
-    dying_engines(dies, tmp_path, monkeypatch)
-    async with Local() as cluster:
-        await cluster.start("a", "b")
-        async with asking(cluster) as fleet:
-            texts, _ = await disturbed(fleet, folder, ask)
-        assert sum(hosted.status.starts for hosted in cluster.hosted.values()) <= 4
-    assert texts == expected
 
 
 async def test_two_front_doors_whose_requests_are_called_alike(cluster, expected):

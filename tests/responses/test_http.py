@@ -201,32 +201,6 @@ async def test_tokens_are_counted(tokenizer):
 TOOL: Any = {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {"at": {}}}}
 
 
-async def test_a_tool_is_called_and_its_result_read(able):
-    call = '<tool_call>{"name": "look", "arguments": {"at": "fox"}}</tool_call>'
-    engine = saying(able, f"<think>Where?</think>I look. {call}", run=4)
-    async with asking(engine, able) as client:
-        async with client.responses.stream(model="toy", input="Look!", tools=[TOOL]) as stream:
-            events = [event async for event in stream]
-            response = await stream.get_final_response()
-        assert [item.type for item in response.output] == ["reasoning", "message", "function_call"]
-        called: Any = response.output[2]
-        assert (called.name, called.arguments) == ("look", '{"at": "fox"}')
-        arguments = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
-        assert "".join(arguments) == called.arguments
-        assert response.usage is not None and response.usage.output_tokens_details.reasoning_tokens > 0
-        result: Any = {"type": "function_call_output", "call_id": called.call_id, "output": "There it is."}
-        engine.tokens = [*able.encode("Seen.", False), END]
-        by_id = await client.responses.create(
-            model="toy", input=[result], previous_response_id=response.id, tools=[TOOL]
-        )
-        again: Any = [{"role": "user", "content": "Look!"}, *(item.to_dict() for item in response.output), result]
-        by_items = await client.responses.create(model="toy", input=again, tools=[TOOL], store=False)
-    assert by_id.output_text == by_items.output_text == "Seen."
-    assert engine.requests[1].prompt == engine.requests[2].prompt
-    prompt = able.decode(engine.requests[1].prompt, skip_special_tokens=False)
-    assert "There it is." in prompt and '"at": "fox"' in prompt and "<think>Where?</think>" in prompt
-
-
 @pytest.mark.parametrize(
     ("path", "param"),
     [

@@ -119,21 +119,6 @@ async def test_thinking_can_be_switched(agent, tokenizer):
         await client.messages.create(**ASK, thinking={"type": "disabled"})
 
 
-@pytest.mark.parametrize("run", [1, 7, 200])
-async def test_ollama_sends_calls_whole(agent, run):
-    async with clients(agent, ANSWER, run) as (_, _, client):
-        whole = await client.chat(model="toy", messages=[TELL], tools=OLLAMA_TOOLS)
-        stream = await client.chat(model="toy", messages=[TELL], tools=OLLAMA_TOOLS, stream=True)
-        pieces = [piece.message async for piece in stream]
-    assert (whole.message.thinking, whole.message.content) == ("Which city?", "Let me look.")
-    streamed = [call for message in pieces for call in message.tool_calls or []]
-    for calls in (whole.message.tool_calls or [], streamed):
-        arguments = [dict(call.function.arguments) for call in calls]
-        assert arguments == [{"city": "Ulm", "days": 2}, {"city": "Bonn", "days": 2}]
-    assert "".join(message.content or "" for message in pieces) == "Let me look."
-    assert "".join(message.thinking or "" for message in pieces) == "Which city?"
-
-
 async def test_ollama_matches_results_with_calls(agent):
     calls = [{"function": {"name": name, "arguments": {"city": "Ulm"}}} for name in ("weather", "time")]
     turns = [

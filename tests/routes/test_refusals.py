@@ -44,6 +44,9 @@ SERVED: dict[str, Json] = {
     "/v1/messages": {"model": "toy", "max_tokens": 200, "messages": [TURN], "system": "Be kind"},
     "/api/chat": {"model": "toy", "messages": [TURN]},
     "/api/generate": {"model": "toy", "prompt": "Tell"},
+    "/tokenize": {"prompt": "Tell"},
+    "/detokenize": {"tokens": [40]},
+    "/apply-template": {"messages": [TURN]},
 }
 
 # -- options of sampling -----------------------------------------------------------------------------------------------
@@ -155,6 +158,24 @@ CHAT_TOOLS = [
     ),
 ]
 
+# -- who drafts --------------------------------------------------------------------------------------------------------
+
+
+def speculating(param: str, says: str = "", **given: Any) -> Refused:
+    return Refused(f"speculation{param}", {"speculation": given}, says)
+
+
+SPECULATION = [
+    speculating(".method", 'one of auto, none, draft_model, ngram on this server, got "eagle3"', method="eagle3"),
+    speculating(".max_tokens", "speculation.max_tokens: expected a whole number <= 63", max_tokens=64),
+    speculating(".max_tokens", "speculation.max_tokens: expected a whole number >= 0", max_tokens=-1),
+    speculating(".off", "leave out either method or off", off=True, method="ngram"),
+    speculating(".off", "leave out either max_tokens or off", off=True, max_tokens=4),
+    speculating(".off", off=1),
+    speculating("", on=True),
+    Refused("speculation", {"speculation": True}),
+]
+
 # -- all of it ---------------------------------------------------------------------------------------------------------
 
 #: By path; what several paths refuse alike is above.
@@ -162,6 +183,7 @@ REFUSED: dict[str, list[Refused]] = {
     "/v1/completions": [
         *OPTIONS,
         *PREDICTIONS,
+        *SPECULATION,
         Refused("prediction", predicting("once", prompt=["one", "two"]), "holds 2 prompts"),
         Refused("prediction", predicting("once", echo=True, max_tokens=0), "no tokens are generated"),
         *each("temperature", 3),
@@ -179,6 +201,7 @@ REFUSED: dict[str, list[Refused]] = {
     "/v1/chat/completions": [
         *OPTIONS,
         *PREDICTIONS,
+        *SPECULATION,
         *CHAT_TOOLS,
         *each("messages", []),
         Refused("messages[1].role", {"messages": [TURN, {"content": "b"}]}),
@@ -198,6 +221,7 @@ REFUSED: dict[str, list[Refused]] = {
     ],
     "/v1/responses": [
         *PREDICTIONS,
+        *SPECULATION,
         Refused("tool_choice.type", {"tools": TOOLS, "tool_choice": {"type": "web_search"}}),
         Refused("tool_choice.name", {"tools": TOOLS, "tool_choice": {"type": "function", "name": "web_search"}}),
         Refused("tool_choice.name", {"tools": TOOLS, "tool_choice": {"type": "function", "name": "patch"}}),
@@ -246,6 +270,16 @@ REFUSED: dict[str, list[Refused]] = {
         Refused("top_logprobs", {"raw": True, "top_logprobs": 1}),
         Refused("logprobs", {"raw": True, "logprobs": True, "top_logprobs": 99}),
     ],
+    "/tokenize": [
+        *each("prompt", ...),
+        *each("messages", [TURN]),
+        Refused("messages", {"prompt": ..., "messages": []}),
+        *(Refused(name, {"prompt": ..., "messages": [TURN], name.partition("[")[0]: value}) for name, value in (
+            ("tools", True), ("tools[0].function", [{"type": "function"}]), ("chat_template", "{{ x }}"))),
+        Refused("model", {"model": "other"}, status=404, code="model_not_found"),
+    ],
+    "/detokenize": each("tokens", [330], [-1], [10**30], ...),
+    "/apply-template": [Refused("messages[0].role", {"messages": [{"role": "wizard", "content": "x"}]})],
 }  # fmt: skip
 
 

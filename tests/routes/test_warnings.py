@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from foresay.server.models.service import WarningLog
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.resolved import model_names
 from foresay.server.text.tokenizer import Tokenizer
-from foresay.server.text.warned import WarningLog, tools_left_out, warning
+from foresay.server.text.warned import tools_left_out, warning
 from foresay.spec.errors import ConfigurationError
 from tests.routes.apis import APIS as PLAIN
 from tests.routes.apis import RAW, TURN

@@ -70,6 +70,17 @@ ASKED: list[tuple[str, Any, Json]] = [
     ("/v1/chat/completions", CHAT | {"grammar": "root = yes"}, {"error.param": "grammar"}),
     ("/v1/chat/completions", CHAT | {"logit_bias": [[40, 100]], "temperature": 0},
         {"choices.0.message.content": "DDDD"}),
+    *(("/v1/completions", {"prompt": "x", "seed": 3, "max_tokens": 60, "structured_outputs": wanted}, found)
+        for wanted, found in (
+            ({"json": {"type": "objct"}}, {"error.param": "structured_outputs.json"}),
+            ({"json": {"type": "string", "not": {"const": "x"}}}, {"error.param": "structured_outputs.json"}),
+            ({"json": {"enum": []}}, {"error.param": "structured_outputs.json"}),
+            ({"regex": "(a"}, {"error.param": "structured_outputs.regex"}),
+            ({"grammar": "start: foo"}, {"error.param": "structured_outputs.grammar"}),
+            ({"regex": "ab{2}c"}, {"choices.0.text": "abbc", "choices.0.finish_reason": "stop"}),
+            ({"choice": ["<|user|> is no token here"]}, {"choices.0.text": "<|user|> is no token here"}),
+            ({"grammar": 'start: "a" B\nB: " fox"'}, {"choices.0.text": "a fox"}),
+        )),
     ("/detokenize", {"tokens": [40]}, {"content": "D", "prompt": "D"}),
     ("/props", None,
         {"default_generation_settings.n_ctx": 1024, "total_slots": 4, "chat_template": any, "bos_token": any}),
@@ -216,12 +227,20 @@ async def test_streams_of_llama_cpps_clients(http):
 
 
 @pytest.mark.parametrize(
-    ("asked", "has"), [({}, ()), ({"continuous_usage_stats": True}, ()), ({"include_usage": True}, (None, 4))]
+    ("asked", "has"), [({}, []), ({"continuous_usage_stats": True}, []), ({"include_usage": True}, [None, 4])]
 )
 async def test_usage_of_chunks(http, asked, has):
+    """In one more chunk, without choices."""
     chunks = await events(http, "/v1/chat/completions", **CHAT, stream_options=asked)
     counts = [chunk["usage"] and chunk["usage"]["completion_tokens"] for chunk in chunks if "usage" in chunk]
-    assert tuple(dict.fromkeys(counts)) == has
+    assert [*dict.fromkeys(counts)] == has and (chunks[-1]["choices"] == []) == bool(has)
+
+
+async def test_continuous_usage_counts_up(http):
+    asked = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = await events(http, "/v1/chat/completions", **CHAT, stream_options=asked)
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts) and counts[-1] == 4
 
 
 async def test_the_chosen_token_leads(http):

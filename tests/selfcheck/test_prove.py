@@ -21,7 +21,7 @@ from foresay.server.cli.main import main
 from foresay.server.cli.prove import PROMPTS, cases_of, receipt_of, ways_of
 from foresay.server.cli.prove import DecodingWay as Way
 from foresay.server.cli.receipt import RECEIPTS, Receipt, compared, read, table, write
-from foresay.server.engine.numbers import PORTABLE
+from foresay.server.engine.parameters import PORTABLE
 from foresay.server.settings.resolved import BUNDLED
 from foresay.spec.errors import ConfigurationError
 from foresay.verifier import model_runner
@@ -236,7 +236,7 @@ def test_standard_input_is_a_file_of_prompts() -> None:
         (["--prompts"], '{"text": "x"}', 'expected {"prompt"'),
         (["--check"], None, "cannot be read"),
         (["--check"], "{}", "not a receipt of foresay prove --out"),
-        (["--max-tokens", "0", "--check"], "{}", "--max-tokens must be a number from 1 on"),
+        (["--max-tokens", "0", "--check"], "{}", "--max-tokens must be a whole number of at least 1"),
     ],
 )
 def test_what_is_of_no_use_is_refused_in_a_sentence(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import re
@@ -10,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -103,29 +102,6 @@ class LiveServer:
 def openai_client(url: str) -> openai.AsyncOpenAI:
     """The official client, set not to hide errors by trying again."""
     return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120)
-
-
-async def steps(url: str) -> float:
-    """How many the engine has taken, by the server's metrics."""
-    async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as response:
-        found = re.findall(r"^foresay:engine_steps_total\S* (\S+)$", await response.text(), re.MULTILINE)
-    return sum(map(float, found))
-
-
-async def steps_of(url: str, work: Awaitable[object]) -> float:
-    """Steps that the engine takes for some work, until it takes no more."""
-    before = await _at_rest(url)
-    await work
-    return await _at_rest(url) - before
-
-
-async def _at_rest(url: str) -> float:
-    before, found = -1.0, await steps(url)
-    async with asyncio.timeout(300):
-        while found != before:
-            await asyncio.sleep(1.0)  # a machine may stall
-            before, found = found, await steps(url)
-    return found
 
 
 def send_signal(engine: EngineClient, number: signal.Signals) -> None:

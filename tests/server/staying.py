@@ -10,9 +10,8 @@ from foresay.server.engine.generation import ServedEngine
 from foresay.server.models.model import Model
 from foresay.server.models.models import Models
 from foresay.server.models.residency import Resident
-from foresay.server.models.service import ServerState, Service, Text
+from foresay.server.models.service import ModelNames, ServerState, Service, Text
 from foresay.server.settings.config import ServeConfig
-from foresay.server.settings.resolved import ModelNames
 from foresay.spec.request import EngineInfo, Footprint
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from foresay.server.cli.pair import check
-from foresay.server.engine.device import Device, find_device
-from foresay.server.engine.numbers import bits_of, choose_dtype, with_kv
+from foresay.server.engine.device import find_device
+from foresay.server.engine.parameters import Device, bits_of, choose_dtype, with_kv
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import BUNDLED, CannotRun
 from foresay.verifier.model.config import ModelConfig, parameters
@@ -94,7 +94,7 @@ def test_fp32_is_not_for_a_gpu() -> None:
 
 
 def test_a_processor_without_bf16_takes_fp32_if_it_fits(monkeypatch) -> None:
-    monkeypatch.setattr("foresay.server.engine.device.multiplies_bf16", lambda: False)
+    monkeypatch.setattr("foresay.server.engine.parameters.multiplies_bf16", lambda: False)
     assert choose_dtype(EngineConfig(), model(), Device("cpu", 8 * GIB)).value == "float32"
     assert choose_dtype(EngineConfig(), model(), Device("cpu", GIB >> 6)).value == "bfloat16"
 
@@ -107,7 +107,7 @@ def test_portable_bits_are_of_fp32_and_taken_where_they_are_the_fastest(monkeypa
         (EngineConfig(bits="portable"), True, "float32"),
         (EngineConfig(bits="portable", dtype="float32"), True, "float32"),
     ):
-        monkeypatch.setattr("foresay.server.engine.device.multiplies_bf16", lambda has=has_bf16: has)
+        monkeypatch.setattr("foresay.server.engine.parameters.multiplies_bf16", lambda has=has_bf16: has)
         assert choose_dtype(config, model(), Device("cpu", 8 * GIB)).value == dtype
     classes = [bits_of("float32", False), bits_of("bfloat16", False), bits_of("bfloat16", True)]
     assert classes == ["portable 1", "fast", "gpu"]
@@ -148,7 +148,7 @@ def test_portable_bits_are_of_fp32_on_a_cpu(config, device, said) -> None:
 
 @pytest.mark.parametrize("stored", ["bfloat16", "float32"])
 def test_a_model_kept_in_16_bits_fits_where_twice_of_it_would_not(monkeypatch, stored) -> None:
-    monkeypatch.setattr("foresay.server.engine.device.multiplies_bf16", lambda: False)
+    monkeypatch.setattr("foresay.server.engine.parameters.multiplies_bf16", lambda: False)
     narrow = model()
     attention = replace(narrow.first.attention, heads=16, head_dim=128)
     stack = Stack.uniform(narrow.num_layers, attention, 4096, narrow.stack.norm)

@@ -15,9 +15,9 @@ from foresay.kvpaging import KVStore, PagePool, StatePages, WindowPages
 from foresay.server.cli.main import COMMANDS, build_parser
 from foresay.server.engine import gpu_memory
 from foresay.server.engine.build import plan
-from foresay.server.engine.device import Device
 from foresay.server.engine.gpu_memory import GRAPH_RESERVE, UTILIZATION, rope_bytes, workspace_bytes
 from foresay.server.engine.memory import MemoryPlan
+from foresay.server.engine.parameters import Device
 from foresay.server.settings.config import EngineConfig, ServeConfig
 from foresay.server.settings.load import load
 from foresay.server.settings.resolved import CannotRun

@@ -11,11 +11,11 @@ import pytest
 
 from foresay.kvpaging import PagePool, WindowPages
 from foresay.server.engine import handover
-from foresay.server.engine.device import Device, LoadContext
+from foresay.server.engine.device import LoadContext
+from foresay.server.engine.parameters import Device
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.load import load
 from foresay.server.settings.resolved import BUNDLED
-from foresay.spec.errors import ConfigurationError
 from foresay.verifier.model.config import ModelConfig
 
 CPU, GPU = Device("cpu", 1 << 34), Device("cuda:0", 1 << 36, capability=(9, 0))
@@ -40,12 +40,6 @@ def test_how_much(
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
     told += f" in {handover.folder()}, readable by you alone (--kv-disk off: none)" if size else ""
     assert handover.room(load(EngineConfig, settings, {}).config, device) == (size, told)
-
-
-@pytest.mark.parametrize("size", ["8", "GiB", "-1GiB", "8 GiB", "on"])
-def test_what_is_no_size(size: str) -> None:
-    with pytest.raises(ConfigurationError, match="off or a size such as 8GiB or 500MB"):
-        load(EngineConfig, {"kv_disk": size}, {})
 
 
 def test_pages_are_of_all_that_their_bits_follow_from() -> None:

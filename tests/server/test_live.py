@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import openai
 import pytest
 from websockets.exceptions import ConnectionClosed
@@ -19,47 +19,11 @@ from foresay.server.engine_process.client import EngineClient
 from foresay.server.settings.config import ServeConfig
 from foresay.spec.request import Request
 from foresay.spec.sampling import SamplingParams
-from tests.server.live import LiveServer, openai_client, status_of, steps, steps_of
+from tests.server.live import LiveServer, openai_client, status_of
 from tests.server.patched import PACED, existing, patched_path
 from tests.server.wire import until
 
 MODEL = "bundled"
-
-
-async def test_the_text_is_the_same_however_it_is_drafted(client):
-    """And no draft is deeper than requested; auto may choose (tests/same_tokens has all)."""
-    ask: dict[str, Any] = {"model": MODEL, "prompt": "Once upon a time there was", "max_tokens": 40, "seed": 4}
-    texts, depths = set(), []
-    for speculation in ({"off": True}, {}, {"method": "draft_model"}, {"method": "draft_model", "max_tokens": 2}):
-        more = {"speculation": speculation, "provenance": True, "spec_decode_metrics": "detailed"}
-        answer = await client.completions.create(**ask, temperature=1, extra_body=more)
-        texts.add(answer.choices[0].text)
-        depths.append(max(token["depth"] for token in answer.choices[0].provenance["tokens"]))
-    assert len(texts) == 1 and depths[0] == 0 < depths[3] <= 2 < depths[1], depths
-
-
-async def test_a_client_that_leaves_stops_the_work(url):
-    """The engine is spared more than half of all the choices."""
-    body = {"prompt": "x", "n": 9, "max_tokens": 1000, "ignore_eos": True, "temperature": 0, "stream": True}
-    async with aiohttp.ClientSession() as session:
-
-        async def left() -> None:
-            before = await steps(url)
-            asking = asyncio.create_task(session.post(f"{url}/v1/completions", json=body))
-            async with asyncio.timeout(180):
-                while await steps(url) == before:
-                    await asyncio.sleep(0.02)
-            (await asking).close()
-
-        async def read() -> None:
-            async with session.post(f"{url}/v1/completions", json=body) as response:
-                await response.read()
-
-        whole = await steps_of(url, read())
-        for _ in range(4):  # a machine that stalls may let it be written first
-            if await steps_of(url, left()) < whole / 2:
-                return
-        pytest.fail("the engine wrote on after the client had left")
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +88,8 @@ async def test_sigterm_lets_running_requests_finish(paced_server, folder):
 
 @pytest.mark.slow
 async def test_200_cancels_leave_the_pool_whole_and_the_others_right(checking_engines):
-    engine = EngineClient(ServeConfig(max_seqs=4))
+    engine, emitted, files = EngineClient(ServeConfig(max_seqs=4)), list[int](), open_files()
+    engine.observe = lambda step: emitted.append(step.emitted)
     await engine.start()
     try:
         await asyncio.wait_for(engine.until_ready(), 180)
@@ -136,8 +101,14 @@ async def test_200_cancels_leave_the_pool_whole_and_the_others_right(checking_en
         assert [await one for one in running] == expected * 4
         assert [await said(engine, 0, number) for number in (8, 9)] == expected[:1] * 2
         assert engine.status.starts == 1, "after the first of these the page ledger added up"
+        assert sum(emitted) < 200 * 500 / 2, "what was cancelled is not written to its end"
     finally:
         await engine.stop()
+    await until(lambda: open_files() <= files)
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
 
 
 def long_request(id: str, seed: int, tokens: int) -> Request:
@@ -162,3 +133,40 @@ async def cancelled(engine: EngineClient, number: int, patience: float) -> None:
         leaving = asyncio.create_task(asyncio.sleep(patience))
         while not leaving.done():
             await generation.next(timeout=0.01)
+
+
+# -- options -----------------------------------------------------------------------------------------------------------
+
+
+PROMPT = "Once upon a time there was a fox"
+ASK: dict[str, Any] = {"model": MODEL, "prompt": PROMPT, "max_tokens": 12, "seed": 3}
+IDS = {"return_token_ids": True, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def blocking(url) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120) as client:
+        yield client
+
+
+async def test_logprobs_do_not_depend_on_how_the_tokens_were_drawn(client):
+    """They are the model's own: a continuation has the entries that the same text has as an echoed prompt."""
+    ask = {"temperature": 1.3, "presence_penalty": 1.0, "logprobs": 2}
+    output = (await client.completions.create(**ASK | ask, extra_body=IDS)).choices[0]
+    prompt = (await client.completions.create(**ASK, extra_body=IDS)).choices[0].prompt_token_ids
+    again = await client.completions.create(
+        model=MODEL, prompt=prompt + output.token_ids, max_tokens=0, echo=True, logprobs=2
+    )
+    echoed = again.choices[0].logprobs
+    assert echoed.token_logprobs[len(prompt) :] == output.logprobs.token_logprobs
+    assert echoed.top_logprobs[len(prompt) :] == output.logprobs.top_logprobs
+    assert again.choices[0].finish_reason == "length"
+    assert again.usage.completion_tokens == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("more", [{}, {"echo": True}, {"prompt_logprobs": 1}, {"echo": True, "logprobs": 1}])
+def test_what_leaves_no_token_is_refused_before_a_prompt_is_scored(blocking, more, stream):
+    nothing = {"allowed_token_ids": [300], "structured_outputs": {"regex": "[0-9]{3}"}}
+    with pytest.raises(openai.APIError, match="no token is allowed here"):  # behind an echo in mid-stream
+        list(blocking.completions.create(**ASK, stream=stream, extra_body=nothing | more))

@@ -8,9 +8,8 @@ import pytest
 
 from foresay.server.api.common.answer import TokenDecoder
 from foresay.spec.request import TokenLogprobs
-from tests.server.asking import PATHS, answer, chunks_of, joined
 from tests.server.scripted import END, ScriptedEngine, entry, served
-from tests.server.wire import STORY
+from tests.server.wire import PATHS, STORY, answer, chunks_of, joined
 
 
 async def test_chat_logprobs_in_openais_shape(tokenizer, script):

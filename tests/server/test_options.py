@@ -9,8 +9,8 @@ import pytest
 from foresay.server.schemas.chat import CompletionRequest
 from foresay.server.text.options import check_echoed
 from foresay.spec.errors import InvalidRequest
-from tests.server.asking import PATHS, answer
 from tests.server.scripted import END, ScriptedEngine, served
+from tests.server.wire import PATHS, answer
 
 
 @pytest.mark.parametrize("path", PATHS)

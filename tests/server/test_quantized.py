@@ -12,9 +12,7 @@ import torch
 from foresay.server.cli.main import main
 from foresay.server.cli.serving import rows
 from foresay.server.engine.build import build_engine
-from foresay.server.engine.device import Device
-from foresay.server.engine.numbers import choose_activations
-from foresay.server.engine.parameters import model_bytes, packed_bytes, quantized
+from foresay.server.engine.parameters import Device, choose_activations, model_bytes, packed_bytes, quantized
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import BUNDLED, CannotRun
 from foresay.spec.engine import EngineCore

@@ -11,8 +11,7 @@ from foresay.kvpaging import KVStore, WindowPages
 from foresay.server.cli.main import main
 from foresay.server.cli.serving import rows
 from foresay.server.engine.build import build_engine, plan
-from foresay.server.engine.device import Device
-from foresay.server.engine.parameters import token_bytes
+from foresay.server.engine.parameters import Device, token_bytes
 from foresay.server.settings.config import EngineConfig, KVDtype
 from foresay.spec.engine import EngineCore
 from foresay.spec.request import Request

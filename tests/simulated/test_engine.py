@@ -9,7 +9,7 @@ import foresay.server.engine.calibrate
 import foresay.verifier.model_runner
 from foresay.kvpaging import KVStore
 from foresay.server.engine.build import build_engine
-from foresay.server.engine.device import Device
+from foresay.server.engine.parameters import Device
 from foresay.server.settings.config import EngineConfig
 from foresay.spec.engine import EngineCore
 from foresay.spec.request import Request

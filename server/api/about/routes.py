@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from contextlib import suppress
+from hashlib import md5
 from mimetypes import guess_type
 from pathlib import Path
 from typing import Any
@@ -266,13 +267,6 @@ HEADERS = {
 }
 
 
-def served(name: str) -> web.FileResponse:
-    """The file of this name. Raises 404 if there is none."""
-    if name not in os.listdir(STATIC):  # whatever else a name may mean to a file system
-        raise web.HTTPNotFound
-    return web.FileResponse(STATIC / name, headers=HEADERS | {"Content-Type": f"{guess_type(name)[0]}; charset=utf-8"})
-
-
 #: Set when the server shuts down, which ends all feeds.
 CLOSING: web.AppKey[asyncio.Event] = web.AppKey("closing", asyncio.Event)
 
@@ -287,14 +281,17 @@ def _chosen(http: web.Request) -> Model:
     return http.app[MODELS].chosen(http.query.get("model"))
 
 
-async def page(http: web.Request) -> web.FileResponse:
-    """The page. It asks for a key itself if the server wants one."""
-    return served("index.html")
-
-
-async def static(http: web.Request) -> web.FileResponse:
-    """What the page is made of."""
-    return served(http.match_info["name"])
+async def page(http: web.Request) -> web.Response:
+    """The page or one of its files, unless the client has it. It asks for a key itself if the server wants one."""
+    name = http.match_info.get("name", "index.html")
+    if name not in os.listdir(STATIC):  # whatever else a name may mean to a file system
+        raise web.HTTPNotFound
+    body = (STATIC / name).read_bytes()  # aiohttp's FileResponse leaves it open if the client leaves in that moment
+    tag = md5(body, usedforsecurity=False).hexdigest()
+    if any(each.value == tag for each in http.if_none_match or ()):
+        return web.Response(status=304, headers=HEADERS | {"ETag": f'"{tag}"'})
+    headers = HEADERS | {"ETag": f'"{tag}"', "Content-Type": f"{guess_type(name)[0]}; charset=utf-8"}
+    return web.Response(body=body, headers=headers)
 
 
 async def state(http: web.Request) -> web.Response:
@@ -345,7 +342,7 @@ ROUTES = [
     Route("GET", "/v1/models", models, answer=ModelList),
     Route("GET", r"/v1/models/{name:[\s\S]+}", model, answer=ModelCard),
     web.get("/dashboard", page),
-    web.get("/dashboard/static/{name}", static),
+    web.get("/dashboard/static/{name}", page),
     web.get("/dashboard/feed", feed, allow_head=False),
     Route("GET", "/dashboard/state", state, answer=State, query=QUERY),
     Route("GET", "/dashboard/requests", requests, answer=list[RequestSummary], query=QUERY),

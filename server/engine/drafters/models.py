@@ -15,8 +15,8 @@ from foresay.drafters.proposer import on_device
 from foresay.drafters.self_draft import SelfDrafter
 from foresay.server.engine.device import LoadContext
 from foresay.server.engine.drafters.entry import Entry, FromFiles
-from foresay.server.engine.numbers import choose_activations
 from foresay.server.engine.parameters import (
+    choose_activations,
     drafted_bytes,
     held_table_bytes,
     item_bytes,

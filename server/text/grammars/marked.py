@@ -30,9 +30,6 @@ _OF_TYPE = {
     "object": {"properties", "required", "additionalProperties", "$defs", "definitions"},
 }
 _BARE = re.compile(r'[^\s:=,{}\[\]()<>"]+')
-#: Most steps down a schema and all that its references point to: llguidance recurses, and its stack holds 1,200, but
-#: not 3,000.
-MOST_LEVELS = 800
 #: Keys that no schema lists.
 _KEY = "[A-Za-z_][A-Za-z0-9_.-]*"
 _ANY = f"""any: string | any_object | any_array | number | "true" | "false" | "null"
@@ -109,7 +106,11 @@ def argument_rules(name: str, schema: dict[str, Any], path: Path, quote: Quote) 
     if schema.get("type", "object") != "object":
         raise InvalidRequest(path, f".type must be object, got {schema['type']!r}")
     rules = _Rules(name, schema, quote)
-    yield f"{name}: {rules.whole(path)}"
+    try:
+        whole = rules.value(schema | {"type": "object"}, path)
+    except RecursionError:  # llguidance recurses as well, on a larger stack
+        raise InvalidRequest(path, " is nested too deeply, with what its references point to") from None
+    yield f"{name}: {whole}"
     yield from (f"{rule}: {text}" for rule, text in rules.made.items())
     yield from quote.rules
 
@@ -121,26 +122,9 @@ class _Rules:
         self.made: dict[str, str] = {}
         self._name, self._root, self._quote = name, root, quote
         self._targets: dict[str, str] = {}
-        self._waiting: list[tuple[str, str, Path]] = []
-        self._deepest = 0
-
-    def whole(self, path: Path) -> str:
-        """The name of the rule for the arguments. Targets of references are made one after the other, since they may
-        form a long chain."""
-        name = self.value(self._root | {"type": "object"}, path)
-        levels = self._deepest - len(path)
-        while self._waiting:
-            target, pointer, where = self._waiting.pop()
-            self._deepest = len(where)
-            self.made[target] = self.value(_found(self._root, pointer, where), where)
-            levels += 1 + self._deepest - len(where)
-            if levels > MOST_LEVELS:
-                raise InvalidRequest(path, " is nested too deeply, with what its references point to")
-        return name
 
     def value(self, schema: Any, path: Path) -> str:
         """The name of the rule for values of a schema."""
-        self._deepest = max(self._deepest, len(path))
         if schema is True or schema == {} or (isinstance(schema, dict) and not schema.keys() - REMARKS):
             return "any"
         try:
@@ -152,20 +136,17 @@ class _Rules:
                 raise InvalidRequest(path, f".min{what} must be at most max{what}")
         if "$ref" in schema:
             refuse(schema, {"$ref"}, path)
-            return self._target(str(schema["$ref"]), path)
+            pointer = str(schema["$ref"])
+            if pointer not in self._targets:
+                self._targets[pointer] = self._rule("")  # known before it is made: it may refer to itself
+                self.made[self._targets[pointer]] = self.value(_found(self._root, pointer, path), path)
+            return self._targets[pointer]
         return self._rule(" | ".join(self._alternatives(schema, path)))
 
     def _rule(self, text: str) -> str:
         name = f"{self._name}_{len(self.made)}"
         self.made[name] = text
         return name
-
-    def _target(self, pointer: str, path: Path) -> str:
-        """The rule of what a reference points to, made once, since it may refer to itself."""
-        if pointer not in self._targets:
-            self._targets[pointer] = self._rule("")
-            self._waiting.append((self._targets[pointer], pointer, path))
-        return self._targets[pointer]
 
     def _alternatives(self, schema: dict[str, Any], path: Path) -> Iterator[str]:
         for several in ("anyOf", "oneOf", "allOf"):
