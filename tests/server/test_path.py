@@ -12,34 +12,22 @@ from tests.parsers.asking import TOOL, chunks_of, engine_saying
 from tests.parsers.families import family_tokenizer
 from tests.server.scripted import served
 
-SERVER = Path(foresay.server.__path__[0])
-STRUCTURES = Path(__file__).parents[2] / "docs" / "structures.md"
-CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
-
-
-def listed() -> tuple[int, set[str]]:
-    """How many modules the page counts, and those that it names."""
-    count, rest = re.split(r"functions of (\d+) modules of `server` run:", STRUCTURES.read_text("utf-8"))[1:]
-    named = re.findall(r"`([\w/]+)`: ([\w, /]+)", rest.partition("\n\nforesay")[0].partition("\n\n`foresay")[0])
-    return int(count), {f"{room}/{name.strip()}.py" for room, names in named for name in names.split(",")}
+SERVER = f"{foresay.server.__path__[0]}/"
+PAGE = (Path(__file__).parents[2] / "docs" / "structures.md").read_text("utf-8")
 
 
 async def test_the_page_lists_the_modules_that_a_request_passes(monkeypatch):
-    passed: set[str] = set()
-    begun = False
-
-    def note(frame, event, argument):
-        file = frame.f_code.co_filename
-        if begun and event == "call" and file.startswith(f"{SERVER}/"):
-            passed.add(file.removeprefix(f"{SERVER}/"))
-
-    tokenizer = family_tokenizer("qwen3")
-    engine = engine_saying(tokenizer, CALL, 3)
+    tokenizer, passed, on = family_tokenizer("qwen3"), set[str](), False
+    engine = engine_saying(tokenizer, "Sure.", 3)
     add = engine.add
 
+    def note(frame, event, argument):
+        if on and event == "call" and (file := frame.f_code.co_filename).startswith(SERVER):
+            passed.add(file.removeprefix(SERVER))
+
     def arrive(*request):
-        nonlocal begun
-        begun = False
+        nonlocal on
+        on = False
         add(*request)
 
     monkeypatch.setattr(engine, "add", arrive)
@@ -47,13 +35,14 @@ async def test_the_page_lists_the_modules_that_a_request_passes(monkeypatch):
     try:
         async with served(engine, tokenizer) as client:
             await chunks_of(client, tools=[TOOL])
-            begun = True
+            on = True
             sys.setprofile(note)
             await chunks_of(client, tools=[TOOL])
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
-    count, modules = listed()
-    there = {module for module in modules if module.startswith("engine_process/")}  # the engine here is a script
-    assert passed == modules - there
-    assert count == len(modules)
+    count, text = re.split(r"functions of (\d+) modules of `server` run:", PAGE)[1:]
+    named = re.findall(r"`([\w/]+)`: ([\w, /]+)", text.partition("\n\n`foresay generate`")[0])
+    listed = {f"{room}/{name.strip()}.py" for room, names in named for name in names.split(",")}
+    there = {module for module in listed if module.startswith("engine_process/")}  # the engine here is a script
+    assert (passed, len(listed)) == (listed - there, int(count))
