@@ -26,7 +26,7 @@ BIN := $(VENV)/bin
 CLIENTS := $(addprefix $(VENV)/.installed-,guidellm litellm aider llm npm)
 # The spine of the suite: the same tokens from everybody who drafts, what they stand on, the floors, formats and grammars,
 # every API over a scripted engine; and the tests of what was changed since the last commit.
-SAME := $(patsubst %,tests/same_tokens/test_%.py,drafters company heads customs bundled)
+SAME := $(patsubst %,tests/same_tokens/test_%.py,families customs bundled_engines) tests/drafters/test_contract.py
 SERVED := tests/parsers tests/grammar tests/server/test_validation.py tests/routes/test_every_api.py
 QUICK := $(SAME) $(SERVED) tests/spec tests/kvpaging tests/test_floors.py tests/test_sizes.py
 CHANGED = $$($(BIN)/python -m tests.changed)

@@ -28,7 +28,7 @@ from foresay.spec.budget.chance import MANY, Outcomes
 from foresay.spec.price import CHOICES, Bar
 from foresay.spec.sampling import KINDS
 from foresay.spec.tree import MAX_NODES
-from foresay.verifier.graphs.staging import Staged
+from foresay.verifier.graphs.staging import Column, Staged
 from foresay.verifier.ops.records import Pieces
 
 Floats = NDArray[np.float64]
@@ -175,24 +175,29 @@ class WrittenBars:
     """The thresholds that nodes must reach, for each level but the last of some trees.
 
     nodes: of the largest tree. counts: int64[S], how many nodes a tree may have. rows: fp32[S, nodes], the total cost
-    of 0, 1, .. nodes below the root.
+    of 0, 1, .. nodes below the root. levels: int64[S], how many are grown in the end.
     """
 
-    def __init__(self, sequences: int, levels: int, device: torch.device, nodes: int = 0) -> None:
-        bars = {"bars": ((levels, sequences, CHOICES + 2), torch.float32)}
-        self._staged = Staged(
-            device, bars | {"counts": ((sequences,), torch.int64), "rows": ((sequences, nodes), torch.float32)}
-        )
-        self.counts, self.rows = self._staged.tensors["counts"], self._staged.tensors["rows"]
+    def __init__(self, sequences: int, levels: int, device: torch.device, nodes: int) -> None:
+        bars, each = ((levels, sequences, CHOICES + 2), torch.float32), ((sequences,), torch.int64)
+        columns: dict[str, Column] = {"bars": bars, "counts": each, "levels": each}
+        self._staged, self._ended = Staged(device, columns | {"rows": ((sequences, nodes), torch.float32)}), 0
+        self._staged.arrays["counts"][:] = nodes
+        self.counts, self.rows, self.levels = (self._staged.tensors[name] for name in ("counts", "rows", "levels"))
+        self.end(levels)
 
-    def write(
-        self, bars: Sequence[Sequence[Bar]], counts: Sequence[int] = (), rows: Sequence[Sequence[float]] = ()
-    ) -> None:
+    def end(self, levels: int) -> None:
+        """All trees have so many levels."""
+        if levels != self._ended:
+            self._ended = levels
+            self._staged.writable()["levels"][:] = levels
+            self._staged.send()
+
+    def write(self, bars: Sequence[Sequence[Bar]], counts: Sequence[int], rows: Sequence[Sequence[float]]) -> None:
         """Write those of the first trees; bars level by level. Nodes past the given rows are never worth it."""
         to = self._staged.writable()
         for tree, levels in enumerate(bars):
-            for level, bar in enumerate(levels):
-                to["bars"][level, tree] = *bar.shares, bar.row, bar.level
+            to["bars"][: len(levels), tree] = [(*bar.shares, bar.row, bar.level) for bar in levels] or 0.0
         to["counts"][: len(counts)] = counts
         for tree, prices in enumerate(rows):
             known = prices[: to["rows"].shape[1]]

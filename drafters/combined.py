@@ -134,15 +134,13 @@ class CombinedDrafter:
                     models.setdefault(share.drafter, []).append((index, share.shape))
                 if share.first is not None:
                     self.wall.tell(share.drafter, self._known[share.drafter].check, sequences[index], share.first)
-        kept: list[list[int]] = [[len(tree) for tree in of_one] for of_one in trees]
         for name, wanted in models.items():
             texts, shapes = [sequences[i] for i, _ in wanted], [shape for _, shape in wanted]
             drafted = proposed(self.wall, self.members[name], texts, shapes)
-            for (index, shape), tree in zip(wanted, drafted, strict=True):
+            for (index, _), tree in zip(wanted, drafted, strict=True):
                 trees[index].append(tree)
-                kept[index].append(_worth(tree, shape))
         self._drafted |= {sequence.id: drafted for sequence, drafted in zip(sequences, trees, strict=True)}
-        return [merge(parts, plan.shape.nodes, of) for parts, of, plan in zip(trees, kept, plans, strict=True)]
+        return [merge(parts, plan.shape.nodes) for parts, plan in zip(trees, plans, strict=True)]
 
     def extend(self, sequence: SequenceState) -> None:
         """Passed to all but those that rest: they catch up when they draft again."""
@@ -186,10 +184,3 @@ def united(needs: Sequence[FeatureRequest | None]) -> FeatureRequest | None:
     layers = sorted({layer for request in given for layer in request.layers})
     final = [request.sampled for request in given if request.final]
     return FeatureRequest(bool(final), tuple(layers), bool(final) and all(final)) if given else None
-
-
-def _worth(tree: DraftTree, shape: TreeShape) -> int:
-    """How many nodes of a finished tree are worth their rows, including the root."""
-    if shape.price is None or len(tree.chances) != len(tree):
-        return len(tree)
-    return 1 + shape.price.keeps(tree.chances[1:])

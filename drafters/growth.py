@@ -28,19 +28,18 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from foresay.drafters.calibration import Curves, WrittenBars
-from foresay.drafters.cut import Candidates, Cut, cut
+from foresay.drafters.calibration import ALWAYS, NEVER, Calibration, Curves, WrittenBars
 from foresay.kvpaging import KVStore
+from foresay.spec.price import Bar
 from foresay.spec.tree import MAX_NODES, TreeShape
 from foresay.verifier.forward_batch import StaticRows
-from foresay.verifier.graphs.capture import on_host as brought
 from foresay.verifier.graphs.proposer import DeviceTree, chain_columns
 from foresay.verifier.graphs.rows import Nodes, rows_of
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.ops.records import Above, Kept
 from foresay.verifier.ops.rows import join_columns
 from foresay.verifier.ops.sample import best_children, keep_children, sample_rows, worth_another
-from foresay.verifier.ops.trees import known_tokens
+from foresay.verifier.ops.trees import choose_tree, known_tokens
 
 #: More tokens than any vocabulary has.
 _ANY = 1 << 31
@@ -80,7 +79,8 @@ def layout(shape: TreeShape, free: bool = False, priced: bool = False) -> tuple[
 
 
 class GrowthPlan:
-    """What the trees of a shape have in common, on the device.
+    """What the trees of a shape have in common, on the device; and what the host writes before they grow: how far each
+    may, and the calibration's curves.
 
     free: see :func:`layout`. columns: how many columns of a drafter's logits are used. apart: whether each node has its
     own row of logits even where all of a level would have the same, since a request changes them per node.
@@ -106,6 +106,29 @@ class GrowthPlan:
         self._depths: dict[tuple[int, int], Tensor] = {}
         self.every_depth = self.of_each(range(shape.levels)).int().contiguous()
         self.chain = chain_columns(sequences, shape.levels + 1, device) if shape.is_chain else None
+        self.curves = Curves(sequences, device)
+        self.bars, self._fixed = WrittenBars(sequences, shape.levels, device, shape.nodes), list[int]()
+
+    def write(self, calibration: Calibration, shapes: Sequence[TreeShape], kinds: Sequence[int]) -> None:
+        """Write what the next trees read: the current calibration, and how far each may grow: no further than its
+        shape, which this one begins with, and as its price says. Without one, each node is worth its row."""
+        self.curves.write(calibration, kinds)
+        fixed = [shape.levels for shape in shapes if shape.price is None]
+        if len(fixed) == len(shapes) and fixed == self._fixed:
+            return
+        self._fixed = fixed
+        self.bars.write(
+            [self._bars(shape, kind, calibration) for shape, kind in zip(shapes, kinds, strict=True)],
+            [self.shape.limited(shape.levels).nodes for shape in shapes],
+            [[-float(node) for node in range(s.nodes)] if s.price is None else s.price.rows for s in shapes],
+        )
+
+    def _bars(self, shape: TreeShape, kind: int, calibration: Calibration) -> list[Bar]:
+        """The thresholds that the nodes of a tree must reach for each further level."""
+        levels, price = self.shape.levels, shape.price
+        known = range(1, min(shape.levels, levels))
+        bars = [ALWAYS if price is None else price.bar(calibration.first(kind, depth)) for depth in known]
+        return bars + [NEVER] * (levels - 1 - len(known))
 
     def column(self, values: Sequence[int]) -> Tensor:
         """These numbers as an int64 tensor."""
@@ -163,12 +186,6 @@ class Level(NamedTuple):
     front: Tensor | None = None
 
 
-def on_host(levels: Sequence[Level]) -> list[Level]:
-    """The levels on the host, in one copy."""
-    there = iter(brought([part for level in levels for part in level if part is not None]))
-    return [Level(*(None if part is None else next(there) for part in level)) for level in levels]  # type: ignore[arg-type]
-
-
 @dataclass(slots=True)
 class _Front:
     """The nodes that are expanded next. numbers, rows: of each, the same in all trees. tokens, words, scores: [S,
@@ -184,20 +201,12 @@ class _Front:
 class Growth:
     """Trees below the roots of some sequences while they grow; created in each step, or once for a recording.
 
-    curves: for the way each sequence is sampled; None: probabilities are used as they are. bars: the thresholds for
-    further levels; None: all levels grow. token_ids: see :func:`foresay.verifier.ops.sample.sample_rows`.
+    token_ids: see :func:`foresay.verifier.ops.sample.sample_rows`.
     """
 
-    def __init__(
-        self,
-        plan: GrowthPlan,
-        state: StepState,
-        token_ids: Tensor | None = None,
-        curves: Curves | None = None,
-        bars: WrittenBars | None = None,
-    ) -> None:
+    def __init__(self, plan: GrowthPlan, state: StepState, token_ids: Tensor | None = None) -> None:
         self.plan, self.levels = plan, list[Level]()
-        self.state, self._token_ids, self._curves, self._bars = state, token_ids, curves, bars
+        self.state, self._token_ids = state, token_ids
         self._front = _Front((0,), (0,), state.roots[:, None], plan.root_words, plan.root_scores)
         self._drawn: Tensor | None = None
         self._walk = [(state.roots[:, None], plan.root_words)]
@@ -271,7 +280,7 @@ class Growth:
             chances,
             Above(front.scores, front.words, plan.column(front.numbers)),
             plan.marks(depth, self._rows),
-            None if self._curves is None else self._curves.pieces,
+            plan.curves.pieces,
         )
         parent_rows = self._go_on(fixed.expanded, kept)
         self._walk.append((self._front.tokens, self._front.words))
@@ -289,33 +298,23 @@ class Growth:
             each if count == each.shape[1] else each[:, :count].contiguous()
             for each in (kept.tokens, kept.indices, kept.words, kept.scores)
         )
-        if self._bars is not None and count:
-            scores = worth_another(scores, self._bars.below(len(self.levels) + 1))
+        if count:
+            scores = worth_another(scores, self.plan.bars.below(len(self.levels) + 1))
         self._front = _Front(numbers, rows, tokens, words, scores)
         return parent_rows
 
     def tree(self) -> DeviceTree:
         """The finished trees, on the device."""
         plan, state = self.plan, self.state
-        if plan.chain is None:
-            made = self.cut()
-            return replace(made.tree, rows=made.rows, more=(*self.looked, made.candidates))
-        tokens = join_columns(state.roots[:, None].contiguous(), *(level.tokens for level in self.levels))
-        tokens = known_tokens(tokens, _ANY)
-        counts = torch.full_like(state.roots, plan.shape.nodes) if self._bars is None else self._bars.counts
-        return DeviceTree(tokens, *plan.chain, counts, True)
-
-    def cut(self) -> Cut:
-        """The nodes of trees, chosen by their scores."""
-        plan, bars = self.plan, self._bars
-        columns = (torch.cat([level[part] for level in self.levels], dim=1) for part in range(3))  # type: ignore[misc]
-        found = Candidates(self.state.roots, *columns, *map(plan.column, plan.candidates))
-        return cut(found, plan.shape.nodes, *((None, None) if bars is None else (bars.rows, bars.counts)))
-
-    @property
-    def looked(self) -> list[Tensor]:
-        """All that was considered, for the host."""
-        return [part for level in self.levels for part in level if part is not None]
+        if plan.chain is not None:
+            tokens = join_columns(state.roots[:, None].contiguous(), *(level.tokens for level in self.levels))
+            return DeviceTree(known_tokens(tokens, _ANY), *plan.chain, plan.bars.counts, True)
+        columns = [join_columns(*(level[part] for level in self.levels)) for part in range(3)]  # type: ignore[arg-type]
+        fixed = (plan.column(each[: columns[0].shape[1]]) for each in plan.candidates)
+        limits = plan.bars.levels, plan.bars.rows, plan.bars.counts
+        made = choose_tree((state.roots.contiguous(), *columns, *fixed), *limits)
+        looked = [part for level in self.levels for part in (level.children, level.chances, level.front)]
+        return DeviceTree(*made[:5], chain=False, rows=made.rows, more=(*looked, *made))  # type: ignore[arg-type]
 
 
 class Passes(Protocol):

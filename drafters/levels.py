@@ -19,25 +19,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from foresay.drafters.calibration import Calibration, Curves, WrittenBars
-from foresay.drafters.growth import Growth, GrowthPlan, Level, Passes, levels, on_host
-from foresay.drafters.tree_builder import TreeBuilder, adjusts, bars_of, by_path
+from foresay.drafters.calibration import Calibration
+from foresay.drafters.growth import Growth, GrowthPlan, Level, Passes, levels
+from foresay.drafters.tree_builder import TreeBuilder, adjusts, by_path, learn_chain
 from foresay.kvpaging import PagePool, WindowPages
 from foresay.spec.constrain import Ahead
 from foresay.spec.protocols import FeatureRequest
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import MAX_NODES, DraftTree, TreeShape
-from foresay.verifier.graphs.capture import Capture, Eager, recorded
+from foresay.verifier.graphs.capture import Capture, Eager, on_host, recorded
 from foresay.verifier.graphs.proposer import AcceptedTree
 from foresay.verifier.graphs.rows import TextEnds
 from foresay.verifier.graphs.state import BatchSlot, StepState
 from foresay.verifier.heads.vocabulary import DraftVocabulary
 from foresay.verifier.ops.eager import compiled
 from foresay.verifier.ops.kernels.cpu.launch import borrowed
+from foresay.verifier.ops.trees import ChosenTree
 
 #: There is room for at least this many tokens of a text.
 _LEAST_ROOM = 1024
@@ -50,47 +53,68 @@ _CHAIN = 4
 
 
 class Levels:
-    """Trees of one shape below the roots of some sequences. The host writes their inputs to ``state``, ``curves`` and,
-    where they may end early, ``bars``."""
+    """Trees of one shape below the roots of some sequences. The host writes their inputs to ``state`` and ``plan``."""
 
     def __init__(self, plan: GrowthPlan, passes: Passes, state: StepState, capture: Capture) -> None:
         self.plan, self.state, self._passes = plan, state, passes
-        self.curves = Curves(plan.sequences, plan.device)
-        self.bars: WrittenBars | None = None
-        if plan.shape.price is not None and not plan.shape.is_chain:
-            self.bars = WrittenBars(plan.sequences, plan.shape.levels, plan.device)
         self._growth: Growth
         self._seen: list[Tensor]
-        self._looked_at = plan.device.type == "cpu"  # a device has only the stops where a tree may end
+        self._parts: tuple[Tensor, ...] = ()
+        self._each = 2 if plan.device.type == "cpu" else 1  # a device has no stop before a level grows
+        self._ended = False
         self._replay = capture(self._work)
 
     def _work(self) -> Iterator[None]:
         with torch.inference_mode():
-            growth = self._growth = Growth(self.plan, self.state, self._passes.token_ids, self.curves, self.bars)
+            growth = self._growth = Growth(self.plan, self.state, self._passes.token_ids)
             seen = self._seen = []
             parts = levels(growth, self._passes)
-        while True:
+        while not self._ended:
             with torch.inference_mode():
                 logits = next(parts, None)
             if logits is None:
-                return
+                break
             seen.append(borrowed(logits))
-            if self._looked_at or not len(seen) % 2:
+            if self._each == 2 or not len(seen) % 2:
                 yield
+        if not self.plan.shape.is_chain:
+            with torch.inference_mode():
+                self._parts = growth.tree().more
+            yield
 
-    def grown(self, levels: int, change: Callable[[Tensor], None] | None) -> Iterator[Level]:
-        """Grow this many of their levels, and return them on the host; where a CPU may end early, one by one as
-        requested. change: is called with the logits of each level before it grows."""
-        if change is None and (self.bars is None or not self._looked_at):
-            self._replay.run(0, levels * (1 + self._looked_at))
-            yield from on_host(self._growth.levels[:levels])
-            return
+    def grow(
+        self, levels: int, change: Callable[[Tensor], None] | None, over: Callable[[Level], bool] | None = None
+    ) -> int:
+        """Grow at most this many of their levels; returns how many. change: is called with the logits of each before it
+        grows. over: whether it is the last, asked after each; None: all grow at once."""
+        self._ended = False
+        if over is None:
+            self._replay.run(0, levels * self._each)
+            return levels
         for number in range(levels):
-            self._replay.run(2 * number)
+            part = 2 * number
             if change is not None:
-                change(self._seen[2 * number])
-            self._replay.run(2 * number + 1)
-            yield from on_host(self._growth.levels[number : number + 1])
+                self._replay.run(part)
+                change(self._seen[part])
+                part += 1
+            self._replay.run(part, 2 * number + 2)
+            if over(self._growth.levels[number]):
+                return number + 1
+        return levels
+
+    def chains(self, levels: int) -> list[list[int]]:
+        """The tokens of each chain, so many levels of which are grown; ``BROKEN`` where it ends."""
+        tokens = on_host([level.tokens for level in self._growth.levels[:levels]])
+        return torch.cat(tokens, dim=1).tolist()
+
+    def finish(self, levels: int) -> list[NDArray[Any]]:
+        """Choose the nodes of the trees, so many levels of which are grown; returns what the host reads of them, as
+        :meth:`foresay.drafters.growth.Growth.tree` has it."""
+        self.plan.bars.end(levels)
+        self._ended = True
+        self._replay.run(self.plan.shape.levels * self._each)
+        looked, chosen = self._parts[: 3 * levels], self._parts[-len(ChosenTree._fields) :]
+        return [part.numpy() for part in on_host([*looked, *chosen])]
 
 
 #: What captured levels differ by besides their shape: how many sequences and pages they have room for, whether each
@@ -233,21 +257,29 @@ class TreeDrafter(Passes):
             grown.fixed = at.plan.levels
             self.prepare(grown.sequence, levels)
         at.state.join([self._joined(sequence, self.reach(levels)) for sequence in sequences])
-        if not at.plan.shape.is_chain:
-            at.curves.write(self.calibration, [grown.kind for grown in growing])
-        if at.bars is not None:
-            at.bars.write([bars_of(grown.shape, levels, self.calibration, grown.kind) for grown in growing])
-        adjusting = any(map(self._adjusts, sequences))
+        if not shape.is_chain:
+            at.plan.write(self.calibration, [grown.shape for grown in growing], [grown.kind for grown in growing])
+        adjusting, host = any(map(self._adjusts, sequences)), self.device.type == "cpu"
         change = partial(self._adjust, growing, at.plan.sequences) if adjusting else None
         depth = shape.levels - min(grown.depth for grown in growing)
-        if self.device.type != "cpu":
+        if not host:
             depth = max(levels_ahead(grown.shape) for grown in growing)
-        for level in at.grown(depth, change):
-            tokens = level.tokens.tolist()
+
+        def over(level: Level) -> bool:
             for index, grown in enumerate(growing):
-                grown.add(tokens[index], level, index)
-            if all(grown.over for grown in growing):
-                break
+                grown.add(level, index)
+            return all(grown.over for grown in growing)
+
+        stops = adjusting or (host and shape.price is not None and not shape.is_chain)
+        depth = at.grow(depth, change, over if stops else None)
+        if not shape.is_chain:
+            parts = at.finish(depth)
+            for index, grown in enumerate(growing):
+                grown.finish(parts, index, self.name)
+        elif not stops:
+            for grown, tokens in zip(growing, at.chains(depth), strict=False):
+                for token in tokens:
+                    grown.lengthen(token)
         self.narrow = False
         for sequence in sequences:
             self.began(sequence)
@@ -315,16 +347,22 @@ class TreeDrafter(Passes):
         self._levels.append((kind, made))
         return made
 
-    def said(self, sequence: SequenceState) -> None:
-        """Update the vocabulary."""
+    def committed(self, sequence: SequenceState, path: list[int]) -> None:
+        """Learn from it."""
+        self.learn(sequence, path)
+
+    def drafted(self, tree: TreeBuilder) -> None:
+        """What to learn from, once a path of it is committed."""
+        self._grown[tree.sequence.id] = tree
+
+    def learn(self, sequence: SequenceState, path: list[int], chain: Sequence[int] = ()) -> None:
+        """Update the calibration, and the vocabulary. chain: what a captured step drafted, unless it was a tree."""
         if self.vocabulary is not None:
             self.vocabulary.said(sequence.id, sequence.tokens, sequence.prompt_length, sequence.private)
-
-    def committed(self, sequence: SequenceState, path: list[int]) -> None:
-        """Update the calibration, and the vocabulary."""
-        self.said(sequence)
         if grown := self._grown.pop(sequence.id, None):
             grown.learn(path)
+        elif chain:
+            learn_chain(self.calibration, sequence, chain[1:], path)
 
     def extend(self, sequence: SequenceState) -> None:
         """Update what is computed of committed text."""

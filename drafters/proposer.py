@@ -11,13 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foresay.drafters.calibration import ALWAYS, Curves, WrittenBars
 from foresay.drafters.combined import united
-from foresay.drafters.cut import joined
-from foresay.drafters.growth import Growth, GrowthPlan, Level, levels
+from foresay.drafters.growth import Growth, GrowthPlan, levels
 from foresay.drafters.hidden_states import HiddenStateDrafter
 from foresay.drafters.levels import TreeDrafter, levels_ahead
-from foresay.drafters.tree_builder import TreeBuilder, bars_of, learn_chain
+from foresay.drafters.tree_builder import TreeBuilder
 from foresay.spec.budget.members import MODEL_LEVELS, OPEN
 from foresay.spec.price import Price
 from foresay.spec.protocols import Drafter, FeatureRequest
@@ -89,10 +87,6 @@ class Drafts(RootOnly):
         with self._narrowed():
             columns = drafter.columns(vocab_size)
         self._plan = GrowthPlan(self.shape, sequences, drafter.device, drafter.free, columns)
-        self._curves, levels, nodes = Curves(sequences, drafter.device), self.shape.levels, self.shape.nodes
-        self._bars = WrittenBars(sequences, levels, drafter.device, nodes)
-        self._bars.write([[ALWAYS] * levels] * sequences, [nodes] * sequences, [self._rows(self.shape)] * sequences)
-        self._grown: dict[str, TreeBuilder] = {}
 
     @contextmanager
     def _narrowed(self) -> Iterator[None]:
@@ -106,14 +100,10 @@ class Drafts(RootOnly):
     def propose(self, state: StepState) -> DeviceTree:
         """A tree below every root: a pass for each level."""
         with self._narrowed():
-            return self._grow(state).tree()
-
-    def _grow(self, state: StepState) -> Growth:
-        """Grow all levels."""
-        growth = Growth(self._plan, state, self.drafter.token_ids, self._curves, self._bars)
-        for _ in levels(growth, self.drafter):
-            pass
-        return growth
+            growth = Growth(self._plan, state, self.drafter.token_ids)
+            for _ in levels(growth, self.drafter):
+                pass
+            return growth.tree()
 
     def committed(self, state: StepState, taken: AcceptedTree) -> None:
         """Update the drafter's stored state of the texts."""
@@ -157,18 +147,9 @@ class Drafts(RootOnly):
         """Write how far each tree may grow, and the current calibration."""
         if self.exact and self.grows.is_chain:
             return
-        calibration = self.drafter.calibration
         shapes = [self._planned(scheduled).limited(self.grows.levels) for scheduled in batch]
         kinds = [scheduled.sequence.sampling.kind for scheduled in batch]
-        self._curves.write(calibration, kinds)
-        bars = [bars_of(shape, self.grows.levels, calibration, kind) for shape, kind in zip(shapes, kinds, strict=True)]
-        counts = [self.grows.limited(shape.levels).nodes for shape in shapes]
-        self._bars.write(bars, counts, [self._rows(shape) for shape in shapes])
-
-    @staticmethod
-    def _rows(shape: TreeShape) -> Sequence[float]:
-        """The cost of nodes; without a price, each one is worth it."""
-        return [-float(nodes) for nodes in range(shape.nodes)] if shape.price is None else shape.price.rows
+        self._plan.write(self.drafter.calibration, shapes, kinds)
 
     def arrived(self, sequence: SequenceState, index: int, tree: DraftTree, more: Sequence[Tensor]) -> DraftTree:
         """Add the chances of its nodes, which the calibration will learn from."""
@@ -179,25 +160,15 @@ class Drafts(RootOnly):
         return replace(tree, chances=grown.chances, grown=grown.grown)
 
     def _drafted(self, sequence: SequenceState, index: int, more: Sequence[Tensor]) -> DraftTree:
-        """The tree that grew, from its candidates and those that were chosen."""
-        *parts, chosen = more
-        grown = TreeBuilder(sequence, self.grows, self.drafter.calibration, None, sequence.tokens[-1:])
-        grown.fixed = self._plan.levels
-        each = len(parts) // len(grown.fixed)
-        for level in (Level(*parts[first : first + each]) for first in range(0, len(parts), each)):
-            grown.add(level.tokens[index].tolist(), level, index)
-        grown.kept = [0, *(candidate + 1 for candidate in chosen[index].tolist() if candidate + 1 < len(grown.tokens))]
-        self._grown[sequence.id] = grown
-        return grown.built(self.name)
+        """The tree that grew."""
+        fresh = TreeBuilder(sequence, self.grows, self.drafter.calibration, None, [], fixed=self._plan.levels)
+        self.drafter.drafted(fresh)
+        return fresh.finish([part.numpy() for part in more], index, self.name)
 
     def collected(self, sequence: SequenceState, tree: DraftTree, path: list[int]) -> None:
         """Set marks, and update the calibration."""
         self.drafter.collected(sequence, tree, path)
-        self.drafter.said(sequence)
-        if grown := self._grown.pop(sequence.id, None):
-            grown.learn(path)
-        else:
-            learn_chain(self.drafter.calibration, sequence, tree.tokens[1:], path)
+        self.drafter.learn(sequence, path, tree.tokens)
         super().collected(sequence, tree, path)
 
 
@@ -275,10 +246,7 @@ class Together(Drafts):
 
     def propose(self, state: StepState) -> DeviceTree:
         """Grow the tree and merge both."""
-        growth = self._grow(state)
-        made = growth.cut()
-        tree, rows = joined(self.found.propose(state), made, self.grows.levels)
-        return replace(tree, rows=rows, more=(*growth.looked, made.candidates))
+        return joined(self.found.propose(state), super().propose(state), self.grows.levels)
 
     def takes(self, scheduled: ScheduledSequence) -> bool:
         """Whether the plan has at most one hit, and a tree of this drafter."""
@@ -302,6 +270,57 @@ class Together(Drafts):
         """Passed to the drafter, as the path through its own tree."""
         own = self._own.pop(sequence.id)
         super().collected(sequence, own, own.path_of(sequence.tokens[len(sequence.tokens) - len(path) :]))
+
+
+def joined(found: DeviceTree, tree: DeviceTree, levels: int) -> DeviceTree:
+    """The found nodes, followed by those of a grown tree, of M nodes and ``levels`` levels, that are not among them, as
+    :func:`foresay.spec.tree.merge` has them; with the tree's own rows."""
+    (size, first), count = found.tokens.shape, tree.tokens.shape[1]
+    order = torch.arange(first + count, device=tree.tokens.device).expand(size, -1)
+    known, real = (order[:, : each.tokens.shape[1]] < each.counts[:, None] for each in (found, tree))
+    numbers, none = _same(found, tree, known, levels), first + count - 1
+    fresh = real & (numbers < 0)
+    behind = found.counts[:, None] - 1 + fresh.cumsum(dim=1)
+    numbers = numbers.where(~fresh, behind).where(real, none)
+
+    def of_both(theirs: Tensor, ours: Tensor, nothing: int = 0) -> Tensor:
+        room = torch.nn.functional.pad(theirs.where(known, nothing), (0, count), value=nothing)
+        return room.scatter(1, numbers, ours)[:, :none].contiguous()
+
+    above = numbers.gather(1, tree.parents.clamp(min=0)).where(order[:, :count] > 0, -1)
+    parents = of_both(found.parents, above)
+    assert tree.rows is not None, "it grew"
+    return DeviceTree(
+        of_both(found.tokens, tree.tokens),
+        parents,
+        _words(parents.clamp(min=0), order[:, :none]),
+        of_both(found.depths, tree.depths),
+        found.counts + fresh.sum(dim=1),
+        chain=False,
+        rows=of_both(torch.full_like(found.tokens, -1), tree.rows, -1),
+        more=tree.more,
+    )
+
+
+def _same(found: DeviceTree, tree: DeviceTree, known: Tensor, levels: int) -> Tensor:
+    """int64[S, M]: the found node equal to each node of a tree, -1 for none: with the same token below the same
+    parent."""
+    root = torch.arange(tree.tokens.shape[1], device=tree.tokens.device) == 0
+    alike = (tree.tokens[:, :, None] == found.tokens[:, None]) & known[:, None]
+    same = torch.full_like(tree.tokens, -1).masked_fill(root, 0)
+    for _ in range(levels):
+        above = same.gather(1, tree.parents.clamp(min=0))[:, :, None]
+        both = alike & (found.parents[:, None] == above) & (above >= 0)
+        same = both.long().argmax(dim=2).where(both.any(dim=2), -1).masked_fill(root, 0)
+    return same
+
+
+def _words(parents: Tensor, order: Tensor) -> Tensor:
+    """int64[S, N]: the ancestor words. Each iteration doubles the levels they cover."""
+    words, above = torch.ones_like(order) << order, parents
+    for _ in range(6):
+        words, above = words | words.gather(1, above), above.gather(1, above)
+    return words.contiguous()
 
 
 #: Levels of the chains and of the trees that are captured, up to a drafter's limit: a plan uses the smallest capture

@@ -9,22 +9,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from foresay.drafters.calibration import ALWAYS, NEVER, Calibration, Floats
+from foresay.drafters.calibration import Calibration, Floats
 from foresay.drafters.growth import Level, LevelLayout
 from foresay.spec.constrain import Ahead
 from foresay.spec.logits import edits_at, edits_logits
-from foresay.spec.price import Bar
 from foresay.spec.sample import BROKEN
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
 from foresay.verifier.ops.sample import edit_logits
+from foresay.verifier.ops.trees import ChosenTree
 
 
 def adjusts(sequence: SequenceState, depth: int) -> bool:
@@ -66,17 +67,19 @@ def adjusted(
 #: The log probability of a chain's only candidate.
 _UNKNOWN = np.array([np.nan])
 _NONE = -math.inf
+#: The bits of an ancestor word, and what the host reads of chosen trees.
+_WORD, _CHOSEN = (1 << 64) - 1, len(ChosenTree._fields)
 
 
 @dataclass(slots=True, eq=False)
 class TreeBuilder:
     """fixed: the layouts of the levels that are grown, of which the tree may use fewer. over: whether no level follows,
-    or none is worth it.
+    or none is worth it. depth: how many levels it has.
 
-    tokens, parents, scores: of the candidates (:mod:`foresay.drafters.growth`), the root first. front: those that are
-    expanded next. rows: the row of each expanded one. looked: for each level of a tree the expanded ones, and the
-    tokens and uncalibrated log probabilities below them, [F, k] or [1, k] each. kept: the candidates that are nodes of
-    the tree. depth: how many levels it has.
+    tokens: a chain's, from the root on; of a tree whose logits the request changes, those of the candidates
+    (:mod:`foresay.drafters.growth`), with parents and scores. front: those of them that are expanded next. rows: the
+    row of each node, -1 for none. numbers: the candidate that each node of a tree was. looked: for each level of a tree
+    the tokens and uncalibrated log probabilities below what was expanded, [F, k] or [1, k] each. made: the tree.
     """
 
     sequence: SequenceState
@@ -87,51 +90,45 @@ class TreeBuilder:
     parents: list[int] = field(default_factory=lambda: [-1])
     scores: list[float] = field(default_factory=lambda: [0.0])
     front: list[int] = field(default_factory=lambda: [0])
-    rows: dict[int, int] = field(default_factory=lambda: {0: 0})
-    looked: list[tuple[list[int], NDArray[np.int64], Floats]] = field(default_factory=list)
-    kept: list[int] = field(default_factory=lambda: [0])
+    rows: Sequence[int] = ()
+    numbers: Sequence[int] = ()
+    looked: list[tuple[NDArray[np.int64], Floats]] = field(default_factory=list)
     fixed: tuple[LevelLayout, ...] = ()
     depth: int = 0
     over: bool = False
+    made: DraftTree | None = None
 
     @property
     def kind(self) -> int:
         """The way of sampling, as the calibration distinguishes it."""
         return self.sequence.sampling.kind
 
-    def add(self, tokens: list[int], level: Level, index: int) -> None:
-        """Add the next level, on the host. index: the sequence's index in it; tokens: the sequence's tokens there."""
+    def add(self, level: Level, index: int) -> None:
+        """Look at the next level, on the host, before another one grows. index: the sequence's index in it."""
         if self.over:
             return
-        if level.parents is None or level.scores is None:
-            self.lengthen(tokens[0])
+        if level.parents is None or level.scores is None or level.front is None:
+            self.lengthen(int(level.tokens[index, 0]))
             return
-        assert level.children is not None and level.chances is not None, "a tree's level has them"
-        # Copies, since the next tree grows in the same memory.
-        found = level.children[index].numpy().copy(), level.chances[index].numpy().astype(np.float64)
-        self.looked.append((self.front, *found))
-        self._extend(tokens, level.parents[index].tolist(), level.scores[index].tolist())
-        assert level.front is not None, "and scores of those that are expanded next"
-        if all(score == _NONE for score in level.front[index].tolist()):
-            self.over = True
+        if adjusts(self.sequence, 0):
+            first = len(self.tokens)
+            self.tokens += level.tokens[index].tolist()
+            self.parents += level.parents[index].tolist()
+            self.scores += level.scores[index].tolist()
+            self.front = list(range(first, first + level.front.shape[1]))
+        self.depth += 1
+        self.over = self.depth >= self.shape.levels or _ends(level.front, index)
 
     def lengthen(self, token: int) -> None:
         """Add a chain's next token, unless the chain has ended."""
         if token == BROKEN:
             self.over = True
         elif not self.over:
-            self._extend([token], self.front, [0.0])
-
-    def _extend(self, tokens: list[int], parents: list[int], scores: list[float]) -> None:
-        first, expanded = len(self.tokens), self.fixed[self.depth].expanded
-        for node in self.front:  # they were expanded, since there is a level below them
-            self.rows.setdefault(node, len(self.rows))
-        self.depth += 1
-        self.tokens += tokens
-        self.parents += parents
-        self.scores += scores
-        self.front = list(range(first, first + expanded))
-        self.over = self.depth >= self.shape.levels
+            self.tokens.append(token)
+            self.parents.append(self.depth)
+            self.scores.append(0.0)
+            self.depth += 1
+            self.front, self.over = [self.depth], self.depth >= self.shape.levels
 
     def adjusted(self, logits: Tensor, token_ids: Tensor | None) -> Tensor:
         """The logits below the front with the request's changes, fp32[F, V'], or [1, V'] for all; on the host."""
@@ -156,27 +153,31 @@ class TreeBuilder:
             node = self.parents[node]
         return path[::-1]
 
+    def finish(self, parts: Sequence[NDArray[Any]], index: int, drafter: str) -> DraftTree:
+        """The grown tree. parts: what the host reads of it, as :meth:`foresay.drafters.growth.Growth.tree` has it, of
+        the levels that were grown; index: the sequence's own."""
+        looked, chosen = parts[:-_CHOSEN], ChosenTree(*parts[-_CHOSEN:])  # type: ignore[arg-type]
+        for children, chances, front in zip(*(looked[part::3] for part in range(3)), strict=True):
+            # Copies, since the next tree grows in the same memory.
+            self.looked.append((children[index].copy(), chances[index].astype(np.float64)))
+            if _ends(front, index):
+                break
+        self.depth, count = len(self.looked), int(chosen.counts[index])
+        tokens, parents, words, depths, self.rows, self.numbers, scores = (
+            each[index, :count].tolist() for each in chosen if each is not chosen.counts
+        )
+        self.made = DraftTree(
+            tokens, parents, depths, [word & _WORD for word in words], drafter if count > 1 else "",
+            tuple(map(math.exp, scores)), grown=self.depth,
+        )  # fmt: skip
+        return self.made
+
     def tree(self, drafter: str) -> DraftTree:
         """The finished tree."""
-        if self.shape.is_chain:
-            self.kept = list(range(len(self.tokens)))
-            counted = (1.0, *self.calibration.chain(self.kind, len(self.tokens) - 1))
-            return DraftTree.chain(self.tokens, drafter, counted)
-        # The likeliest, in the order found; of equal ones the earlier, so that parents are kept.
-        scores, most = np.array(self.scores[1:]), self.shape.nodes - 1
-        if self.shape.price is not None:
-            most = min(most, self.shape.price.keeps(np.exp(scores).tolist()))
-        ranked = np.argsort(-scores, kind="stable")[:most]
-        self.kept = [0, *sorted((1 + ranked[scores[ranked] > _NONE]).tolist())]
-        return self.built(drafter)
-
-    def built(self, drafter: str) -> DraftTree:
-        """The tree of the candidates that are kept."""
-        number = {node: index for index, node in enumerate(self.kept)} | {-1: -1}
-        parents = [number[self.parents[node]] for node in self.kept]
-        chances = tuple(math.exp(self.scores[node]) for node in self.kept)
-        tree = DraftTree.build([self.tokens[node] for node in self.kept], parents, drafter, chances)
-        return replace(tree, grown=self.depth)
+        if self.made is not None:
+            return self.made
+        counted = (1.0, *self.calibration.chain(self.kind, len(self.tokens) - 1))
+        return DraftTree.chain(self.tokens, drafter, counted)
 
     def learn(self, path: list[int]) -> None:
         """Show the calibration which of the candidates below each accepted node was emitted.
@@ -184,34 +185,31 @@ class TreeBuilder:
         path: nodes of the tree that were committed, their samples already in the sequence's tokens; -1 for tokens that
         were no node, at the end.
         """
-        if self.shape.is_chain:
+        if self.made is None:
             learn_chain(self.calibration, self.sequence, self.tokens[1:], path)
             return
-        first, chain = len(self.sequence.tokens) - len(path), True
-        for depth, (node, (expanded, tokens, chances)) in enumerate(zip(path, self.looked, strict=False)):
-            if node < 0 or self.kept[node] not in expanded:
+        first, begin, above, chain = len(self.sequence.tokens) - len(path), 0, 1, True
+        for depth, (node, (tokens, chances), level) in enumerate(zip(path, self.looked, self.fixed, strict=False)):
+            expanded = self.numbers[node] - begin
+            if node < 0 or not 0 <= expanded < level.front:
                 break
-            row = expanded.index(self.kept[node]) % len(tokens)
+            row = expanded % len(tokens)
             hit = tokens[row] == self.sequence.tokens[first + depth]
             self.calibration.saw(self.kind, depth, chances[row], hit, chain)
             chain = chain and bool(hit[0])
+            begin, above = begin + above, level.kept
         self.calibration.step()
 
     def rows_of(self, path: list[int]) -> list[int]:
         """The rows of a path's nodes, as far as they were expanded; -1 (no node of this tree) ends it."""
-        rows = []
-        for node in path:
-            if node < 0 or self.kept[node] not in self.rows:
-                break
-            rows.append(self.rows[self.kept[node]])
-        return rows
+        own = range(self.depth) if self.made is None else self.rows
+        rows = [own[node] if 0 <= node < len(own) else -1 for node in path]
+        return rows[: rows.index(-1)] if -1 in rows else rows
 
 
-def bars_of(shape: TreeShape, levels: int, calibration: Calibration, kind: int) -> list[Bar]:
-    """The thresholds that the nodes of a tree must reach for each further one of so many levels."""
-    known = range(1, min(shape.levels, levels))
-    price, after = shape.price, [NEVER] * (levels - 1 - len(known))
-    return [ALWAYS if price is None else price.bar(calibration.first(kind, depth)) for depth in known] + after
+def _ends(front: Tensor | NDArray[Any], index: int) -> bool:
+    """Whether no node of a level is expanded next: the best would be the first."""
+    return not front.shape[1] or bool(front[index, 0] == _NONE)
 
 
 def learn_chain(calibration: Calibration, sequence: SequenceState, drafted: Sequence[int], path: list[int]) -> None:

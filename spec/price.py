@@ -48,10 +48,6 @@ class Price:
         others = ((1 - first) * _SECOND * _FURTHER**rank for rank in range(CHOICES - 1))
         return Bar((first, *others), row, self.level)
 
-    def keeps(self, chances: Sequence[float]) -> int:
-        """How many of a whole tree's nodes are verified: at least one, or the draft would teach nothing."""
-        return max(1, worth(sorted(chances, reverse=True), self.rows))
-
 
 def worth(chances: Sequence[float], rows: Sequence[float]) -> int:
     """How many nodes with these chances, likeliest first, are worth their rows. rows: the cost of the first 0, 1, .. of

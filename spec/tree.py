@@ -140,23 +140,19 @@ def _author(drafter: str, tokens: Sequence[int]) -> str:
 _UNKNOWN = 0.5
 
 
-def merge(trees: Sequence[DraftTree], most: int = MAX_NODES, kept: Sequence[int] = ()) -> DraftTree:
-    """One tree of at most ``most`` nodes, the likeliest; a node that several proposed has the largest of their chances.
-
-    kept: how many of each tree's nodes take part, the likeliest; all if not given.
-    """
-    kept = kept or [len(tree) for tree in trees]
+def merge(trees: Sequence[DraftTree], most: int = MAX_NODES) -> DraftTree:
+    """One tree of at most ``most`` nodes, the likeliest; a node that several proposed has the largest of their
+    chances."""
     if len(trees) == 1:
-        most = min(most, kept[0])
         if len(trees[0]) <= most:
             return trees[0]
         if trees[0].is_chain:
             return _shortened(trees[0], most)
     nodes, all_chances, children = [(trees[0].tokens[0], -1, "")], [1.0], dict[tuple[int, int], int]()
-    for tree, count in zip(trees, kept, strict=True):
+    for tree in trees:
         chances = tree.chances if len(tree.chances) == len(tree) else [_UNKNOWN**depth for depth in tree.depths]
         sources, numbers = tree.sources or [tree.drafter] * len(tree), {0: 0}
-        for node in _likeliest(chances, count)[1:]:
+        for node in range(1, len(tree)):
             below = numbers[tree.parents[node]], tree.tokens[node]
             number = numbers[node] = children.setdefault(below, len(nodes))
             if number == len(nodes):

@@ -141,18 +141,6 @@ def smollm2() -> Path:
 
 
 @pytest.fixture(scope="session")
-def qwen_pair() -> tuple[Path, Path]:
-    """Qwen2.5-Coder 1.5B and the 0.5B that drafts for it, in Q4_K_M, where ``python -m bench fetch`` was run."""
-    from bench import BadOption, fetch
-
-    try:
-        target, draft = fetch.cached("qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b")
-    except BadOption as error:
-        pytest.skip(str(error))
-    return target, draft
-
-
-@pytest.fixture(scope="session")
 def smollm2_url(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """SmolLM2 instead of the bundled pair: by its name, with a context as short."""
     flags = ("--draft", "auto", "--served-model-name", "bundled", "--max-model-len", "1024", "--max-seqs", "4")

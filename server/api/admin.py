@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 from aiohttp import web
 
-from foresay.server.api.common.route import BODY_ERRORS, Route, json_response
+from foresay.server.api.common.route import Route, json_response
 from foresay.server.engine_process.client_base import Resumed
 from foresay.server.models.model import Model
 from foresay.server.models.models import MODELS, Models
@@ -48,26 +48,16 @@ async def reloaded(http: web.Request, body: ReloadRequest) -> web.StreamResponse
     """Replace the engine: with other settings, another draft, or another model."""
     models = http.app[MODELS]
     entry, began = models.chosen(body.model), time.monotonic()
-    moved, pause = await asyncio.shield(begin(models, entry, body.settings))
-    return json_response(Reloaded(model=entry.name, moved=moved, seconds=time.monotonic() - began, pause=pause))
-
-
-# -- reloading ------------------------------------------------------------------------------------------------------
-
-
-def begin(models: Models, entry: Model, settings: Mapping[str, Any]) -> asyncio.Task[Resumed]:
-    """Reload the model with these settings. Continues even if the client leaves.
-
-    Raises :class:`InvalidRequest` naming a wrong setting; then the earlier settings hold.
-    """
     running = models.reloading.get(entry.name)
     if running is not None and not running.done():
         raise NotNow(f"the engine of {entry.name} is already being replaced")
-    models.reloading[entry.name] = task = asyncio.create_task(_reload(models, entry, settings))
-    return task
+    models.reloading[entry.name] = task = asyncio.create_task(_reload(models, entry, body.settings))
+    moved, pause = await asyncio.shield(task)  # it goes on even if the client leaves
+    return json_response(Reloaded(model=entry.name, moved=moved, seconds=time.monotonic() - began, pause=pause))
 
 
 async def _reload(models: Models, entry: Model, settings: Mapping[str, Any]) -> Resumed:
+    """Reload with these settings. Raises :class:`InvalidRequest` naming a wrong one; then the earlier ones hold."""
     try:
         return await _changed(models, entry, settings)
     except (ApiError, InvalidRequest):
@@ -98,5 +88,5 @@ def _field(message: str, settings: Mapping[str, Any]) -> str:
 
 
 ROUTES = [
-    Route("POST", "/admin/reload", reloaded, ReloadRequest, Reloaded, errors=(*BODY_ERRORS, 409), always=True),
+    Route("POST", "/admin/reload", reloaded, ReloadRequest, Reloaded, always=True),
 ]

@@ -11,8 +11,8 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import asdict, astuple
 
 import foresay
-from foresay.server.api.common import statistics, validation
-from foresay.server.api.common.answer import Answer
+from foresay.server.api.common import validation
+from foresay.server.api.common.answer import Answer, timings
 from foresay.server.api.common.route import EVENTS, Route, Stream, json_response
 from foresay.server.api.common.streaming import leasing
 from foresay.server.api.common.turns import answered, completion_choices, infilled, room_for
@@ -20,7 +20,7 @@ from foresay.server.api.common.validation import FieldNames
 from foresay.server.models.models import MODELS
 from foresay.server.models.service import Service
 from foresay.server.schemas.bounds import shown
-from foresay.server.schemas.chat import CompletionRequest, TopLogprob
+from foresay.server.schemas.chat import ChatTokenLogprob, CompletionRequest, TopLogprob
 from foresay.server.schemas.shared import (
     ErrorBody,
     GenerationRequest,
@@ -91,14 +91,11 @@ class NativeTop(TopLogprob, kw_only=True):
     id: int
 
 
-class NativeTokenLogprob(msgspec.Struct, kw_only=True):
+class NativeTokenLogprob(ChatTokenLogprob, kw_only=True):
     """A token of the answer with its id, and the most likely tokens at its position."""
 
     id: int
-    token: str
-    logprob: float
-    bytes: list[int]
-    top_logprobs: list[NativeTop]
+    top_logprobs: list[NativeTop]  # type: ignore[assignment]
 
 
 class NativeAnswer(msgspec.Struct, kw_only=True):
@@ -182,7 +179,7 @@ class Native(Answer):
         answer.has_new_line = "\n" in choice.tokenizer.decode(choice.tokens)
         answer.stop_type = "limit" if choice.finish_reason == "length" else "word" if word else "eos"
         answer.stopping_word, answer.tokens_cached = word, choice.cached_tokens
-        answer.timings, answer.warnings = statistics.timings(self.choices) or UNSET, self._warnings()
+        answer.timings, answer.warnings = timings(self.choices) or UNSET, self._warnings()
         return answer
 
 
@@ -252,12 +249,11 @@ async def slots(http: web.Request) -> web.Response:
     return json_response([{"id": index, **usual, "is_processing": index < busy} for index in range(info.max_seqs)])
 
 
-_ERRORS = (400, 401, 404, 503)
 _STREAM = Stream(FRAMING, (NativeAnswer, ErrorBody))
 ROUTES = [
     Route("POST", "/completion", native, NativeCompletion, NativeAnswer, _STREAM),
     Route("POST", "/completions", native, NativeCompletion, NativeAnswer, _STREAM),
     Route("POST", "/infill", native, InfillRequest, NativeAnswer, _STREAM),
-    Route("GET", "/props", props, answer=dict[str, Any], errors=_ERRORS),
-    Route("GET", "/slots", slots, answer=list[dict[str, Any]], errors=_ERRORS),
+    Route("GET", "/props", props, answer=dict[str, Any]),
+    Route("GET", "/slots", slots, answer=list[dict[str, Any]]),
 ]

@@ -44,43 +44,23 @@ SALT_BYTES, DIGEST_BYTES = 16, 32
 HASHED = re.compile(r"blake2b\$([0-9a-f]{32})\$([0-9a-f]{64})")
 
 
-class HashedKey(msgspec.Struct, frozen=True):
-    """A salted hash, from which the key cannot be recovered."""
+def hashed(key: str, salt: bytes = b"") -> str:
+    """``blake2b$SALT$DIGEST`` in hexadecimal digits, from which the key cannot be recovered; by default with a new
+    salt."""
+    given, salt = key.encode("utf-8", "surrogateescape"), salt or secrets.token_bytes(SALT_BYTES)
+    digest = hashlib.blake2b(given, digest_size=DIGEST_BYTES, salt=salt, person=b"foresay api key")
+    return f"blake2b${salt.hex()}${digest.hexdigest()}"
 
-    salt: bytes
-    digest: bytes
 
-    @classmethod
-    def of(cls, key: str) -> HashedKey:
-        """Hash a key with a new salt."""
-        salt = secrets.token_bytes(SALT_BYTES)
-        return cls(salt, _digest(key, salt))
-
-    @classmethod
-    def parse(cls, text: str) -> HashedKey:
-        """Parse what :meth:`__str__` wrote; raises ValueError for anything else."""
-        found = HASHED.fullmatch(text)
-        if found is None:
-            raise ValueError("not a hash that foresay keys made")
-        return cls(bytes.fromhex(found[1]), bytes.fromhex(found[2]))
-
-    def __str__(self) -> str:
-        """``blake2b$SALT$DIGEST``, both as hexadecimal digits."""
-        return f"blake2b${self.salt.hex()}${self.digest.hex()}"
-
-    def matches(self, presented: str) -> bool:
-        """Whether this is the hash of ``presented``; in constant time."""
-        return hmac.compare_digest(_digest(presented, self.salt), self.digest)
+def matches(known: str, presented: str) -> bool:
+    """Whether ``known`` is the hash of ``presented``; in constant time."""
+    _, salt, _ = known.split("$")
+    return hmac.compare_digest(hashed(presented, bytes.fromhex(salt)), known)
 
 
 def new_key() -> str:
     """A key of 256 random bits."""
     return PREFIX + secrets.token_urlsafe(32)
-
-
-def _digest(key: str, salt: bytes) -> bytes:
-    given = key.encode("utf-8", "surrogateescape")
-    return hashlib.blake2b(given, digest_size=DIGEST_BYTES, salt=salt, person=b"foresay api key").digest()
 
 
 #: For messages.
@@ -135,15 +115,7 @@ def entry_text(name: str, key: str) -> str:
         msgspec.convert(name, Name)
     except msgspec.ValidationError:
         raise ConfigurationError("a name is 1 to 64 letters, digits, '.', '@', '-' and '_'") from None
-    return f'[[key]]\nid = "{secrets.token_hex(6)}"\nname = "{name}"\nhash = "{HashedKey.of(key)}"\n'
-
-
-def exposed(path: Path) -> bool:
-    """Whether others than the owner can read or write the file."""
-    try:
-        return bool(path.stat().st_mode & 0o077)
-    except OSError:
-        return False
+    return f'[[key]]\nid = "{secrets.token_hex(6)}"\nname = "{name}"\nhash = "{hashed(key)}"\n'
 
 
 log = logging.getLogger("foresay.server")
@@ -160,22 +132,22 @@ class KeyStore:
         self.needed = bool(keys) or file is not None
         if self.needed and not keys and not entries:
             raise ConfigurationError(f"the key file {file} holds no key; foresay keys new NAME prints one")
-        if file is not None and exposed(Path(file)):
+        if file is not None and Path(file).stat().st_mode & 0o077:
             log.warning("others on this machine can read the key file %s: chmod 600 it", file)
         alone = len(keys) + len(entries) == 1
         self.anyone = Caller(rate_limiter=RateLimiter(per_minute))
         self._callers = [
-            (HashedKey.of(key), Caller(f"key-{number}", f"flag.{number}", alone, RateLimiter(per_minute)))
+            (hashed(key), Caller(f"key-{number}", f"flag.{number}", alone, RateLimiter(per_minute)))
             for number, key in enumerate(keys, start=1)
         ]
         for entry in entries:
             own = entry.max_requests_per_minute
             limiter = RateLimiter(per_minute if own is None else own or None)
-            self._callers.append((HashedKey.parse(entry.hash), Caller(entry.name, entry.id, alone, limiter)))
+            self._callers.append((entry.hash, Caller(entry.name, entry.id, alone, limiter)))
 
     def caller(self, presented: str) -> Caller | None:
         """The caller with this key; None if it is not valid. All keys are compared, so the time reveals nothing."""
-        found = [caller for hashed, caller in self._callers if hashed.matches(presented)]
+        found = [caller for known, caller in self._callers if matches(known, presented)]
         return found[-1] if found else None
 
 

@@ -20,9 +20,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from foresay.server.api import admin, llamacpp
-from foresay.server.api.about import dashboard
 from foresay.server.api.about import routes as about
-from foresay.server.api.about.dashboard import Feed
 from foresay.server.api.anthropic import messages
 from foresay.server.api.common import route
 from foresay.server.api.common.route import Route, json_response, spellings
@@ -50,7 +48,6 @@ ROUTE_MODULES: tuple[ModuleType, ...] = (
     messages,
     ollama,
     llamacpp,
-    dashboard,
     openapi,
     admin,
 )
@@ -64,8 +61,8 @@ def create_app(models: Models, auth: AuthMiddleware | None = None) -> web.Applic
     middlewares = [record, _answer_errors, auth.admit]
     app = web.Application(middlewares=middlewares)
     app[MODELS] = models
-    app[dashboard.FEED] = feed = Feed()
-    app.on_shutdown.append(feed.close)
+    app[about.CLOSING] = asyncio.Event()
+    app.on_shutdown.append(about.close)
     app.cleanup_ctx.append(models.life)
     for entry in models:
         reporter = Reporter(entry.service.telemetry, entry.name if models.several else "")
@@ -88,7 +85,6 @@ def create_app(models: Models, auth: AuthMiddleware | None = None) -> web.Applic
 async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Give the request an id, and turn every error into a response in its API's shape."""
     serve(id=_request_id(request))
-    begun = request[route.BEGUN] = route.Begun()
     try:
         return await handler(request)
     except (ApiError, InvalidRequest) as error:
@@ -113,10 +109,12 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
         raise asyncio.CancelledError from error
     except Exception as error:
         log.exception("%s %s failed (request %s)", request.method, request.rel_url.raw_path, CONTEXT.get().id)
-        if begun.response is None:
+        if route.BEGUN not in request:
             return _shaped(request, *route.error_body(error))
-        begun.cut(request)
-        return begun.response
+        complete = route.STREAM in request and request[route.STREAM].over
+        if not complete and request.transport is not None:
+            request.transport.close()  # so that what was sent is not taken for complete
+        return request[route.BEGUN]
 
 
 def _shaped(request: web.Request, status: int, body: ErrorBody, headers: dict[str, str] | None = None) -> web.Response:

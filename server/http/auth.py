@@ -20,8 +20,8 @@ from contextlib import suppress
 
 from aiohttp import web
 
-from foresay.server.api.common.route import spellings
-from foresay.server.gateway.keys import ANYONE, CONTEXT, Caller, HashedKey, KeyStore, serve
+from foresay.server.api.common.route import MOST_BYTES, spellings
+from foresay.server.gateway.keys import ANYONE, CONTEXT, Caller, KeyStore, hashed, matches, serve
 from foresay.server.models.models import MODELS
 from foresay.server.schemas.errors import Compressed, Forbidden, NotAdmin, TooLarge, Unauthorized
 from foresay.server.settings.config import ServeConfig
@@ -195,7 +195,7 @@ class AuthMiddleware:
         largest_body: int | None = None,
         admin_key: str | None = None,
     ) -> None:
-        self._admin = None if admin_key is None else HashedKey.of(admin_key)
+        self._admin = None if admin_key is None else hashed(admin_key)
         self.key_store = key_store or KeyStore()
         self.origins = origins or Origins(keyed=self.key_store.needed)
         self.largest_body = largest_body
@@ -224,7 +224,8 @@ class AuthMiddleware:
             raise TooLarge(most)
         if request.body_exists:
             CONTEXT.get().caller.rate_limiter.enter()
-        return await handler(request.clone(client_max_size=most))
+        request[MOST_BYTES] = most
+        return await handler(request)
 
     async def mark(self, request: web.Request, response: web.StreamResponse) -> None:
         """Add CORS and other headers to a response."""
@@ -254,5 +255,5 @@ class AuthMiddleware:
         key = presented(request)
         if key is None:
             raise Unauthorized("The admin key was not sent; send it as: Authorization: Bearer KEY", given=False)
-        if not self._admin.matches(key):
+        if not matches(self._admin, key):
             raise NotAdmin("This is not the admin key of this server")

@@ -53,10 +53,12 @@ async def run_server(
     await runner.setup()
     try:
         port = await _listen(runner, config, tls)
-        signals = StopSignals()
+        stop, hurry = asyncio.Event(), asyncio.Event()  # set by the first signal, and by the second
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, lambda: (hurry if stop.is_set() else stop).set())
         await models.start()
-        await _until_stopped(models, lambda info: on_ready(info, port), signals)
-        await _drain(models, config.drain_seconds, signals)
+        await _until_stopped(models, lambda info: on_ready(info, port), stop)
+        await _drain(models, config.drain_seconds, hurry)
     finally:
         await models.stop()
         await runner.cleanup()
@@ -76,22 +78,10 @@ def _runner(models: Models, auth: AuthMiddleware) -> web.AppRunner:
     )
 
 
-class StopSignals:
-    """SIGTERM and SIGINT: the first sets ``stop``, the second ``hurry``."""
-
-    def __init__(self) -> None:
-        self.stop, self.hurry = asyncio.Event(), asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self._received)
-
-    def _received(self) -> None:
-        (self.hurry if self.stop.is_set() else self.stop).set()
-
-
-async def _until_stopped(models: Models, on_ready: Callable[[EngineInfo | None], None], signals: StopSignals) -> None:
+async def _until_stopped(models: Models, on_ready: Callable[[EngineInfo | None], None], stop: asyncio.Event) -> None:
     """Load, then wait for the signal, which may come first. Raises the error that ends the supervision of the
     models."""
-    waits: tuple[Coroutine[None, None, Any], ...] = (models.arrived(), signals.stop.wait(), models.until_ended())
+    waits: tuple[Coroutine[None, None, Any], ...] = (models.arrived(), stop.wait(), models.until_ended())
     loading, stopped, ended = tasks = [asyncio.create_task(one) for one in waits]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -106,11 +96,11 @@ async def _until_stopped(models: Models, on_ready: Callable[[EngineInfo | None],
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _drain(models: Models, seconds: float, signals: StopSignals) -> None:
+async def _drain(models: Models, seconds: float, hurry: asyncio.Event) -> None:
     """Let running requests finish; a second signal ends them."""
-    draining, hurry = asyncio.create_task(models.drain(seconds)), asyncio.create_task(signals.hurry.wait())
-    await asyncio.wait({draining, hurry}, return_when=asyncio.FIRST_COMPLETED)
-    hurry.cancel()
+    draining, hurried = asyncio.create_task(models.drain(seconds)), asyncio.create_task(hurry.wait())
+    await asyncio.wait({draining, hurried}, return_when=asyncio.FIRST_COMPLETED)
+    hurried.cancel()
     if not draining.done():
         draining.cancel()
         await models.drain(0.0)

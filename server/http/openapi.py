@@ -18,7 +18,7 @@ import msgspec
 from aiohttp import web
 
 import foresay
-from foresay.server.api.common.route import ROUTE_MODULES, ErrorShape, Route, Stream
+from foresay.server.api.common.route import BODY_ERRORS, PLAIN_ERRORS, ROUTE_MODULES, ErrorShape, Route, Stream
 from foresay.server.schemas.shared import NOT_DONE, ErrorBody
 
 Schema = dict[str, Any]
@@ -126,7 +126,9 @@ def _operation(route: Route, tag: str, shape: ErrorShape | None, known: dict[Any
         "tags": [tag],
         "responses": {"200": _success(route, known)} | _errors(route, shape, known),
     }
-    parameters = [_parameter("path", name, "string", about) for name, about in route.parameters]
+    parameters = [
+        _parameter("path", name, "string", name.replace("_", " ")) for name in re.findall(r"{(\w+)}", _path(route))
+    ]
     parameters += [_parameter("query", name, kind, about) for name, kind, about in route.query]
     if parameters:
         operation["parameters"] = parameters
@@ -168,7 +170,7 @@ def _errors(route: Route, shape: ErrorShape | None, known: dict[Any, Any]) -> di
     return {
         str(status): {"description": REASONS[status], "content": {"application/json": {"schema": schema}}}
         | ({"headers": WAIT} if status in (429, 503) else {})
-        for status in route.statuses
+        for status in (PLAIN_ERRORS if route.body is None else BODY_ERRORS)
     }
 
 

@@ -241,9 +241,10 @@ class RequestStats:
     """
 
     def __init__(self, choice: Choice, tenant: str, request_id: str, ring: Ring, choices: int = 1) -> None:
-        self.request, self.tenant, self.request_id, self.choices = choice.request, tenant, request_id, choices
+        self.tenant, self.request_id, self.choices = tenant, request_id, choices
         self.id, self.prompt_tokens = choice.request.id, len(choice.request.prompt)
-        self.leads, self.seed = choice.request.fork_of is None, choice.request.params.seed
+        self.leads, self.params = choice.request.fork_of is None, choice.request.params
+        self.seed = self.params.seed
         self.began = ring.clock()
         self.ended: float | None = None
         self.finish_reason: str | None = None
@@ -328,7 +329,7 @@ class RequestStats:
             RequestSummary,
             self,
             started=self.began,
-            temperature=self.request.params.temperature,
+            temperature=self.params.temperature,
             output_tokens=counts.completion_tokens,
             time_to_first_token=counts.delivered,
             seconds=seconds,
@@ -370,7 +371,7 @@ class RequestStats:
         counters.e2e_request_latency_seconds.observe(now - self.began)
         counters.request_prompt_tokens.observe(self.prompt_tokens)
         counters.request_generation_tokens.observe(counts.completion_tokens)
-        if (most := self.request.params.max_tokens) is not None:
+        if (most := self.params.max_tokens) is not None:
             counters.request_params_max_tokens.observe(most)
         if self.leads:
             counters.request_params_n.observe(self.choices)

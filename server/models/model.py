@@ -15,8 +15,6 @@ from foresay.server.engine_process.client import MOST_STARTS, EngineClient
 from foresay.server.engine_process.client_base import Resumed
 from foresay.server.models.residency import NoMemory, NotRestored, Resident, log
 from foresay.server.models.service import ModelNames, ServerState, Service, Text
-from foresay.server.schemas.bounds import largest_body
-from foresay.server.schemas.errors import Unavailable
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.resolved import (
     cached_target,
@@ -39,34 +37,26 @@ T = TypeVar("T")
 class Model(Resident):
     """Its name is what clients call it. A single model starts with the server.
 
-    on_status: called with every change of its engine's status.
+    names: what clients call it; responses use the first. on_status: called with every change of its engine's status.
+    spawn: starts its engine process.
     """
 
     def __init__(
-        self, engine: EngineClient | Fleet, service: Service, on_status: Callable[[EngineStatus], None]
-    ) -> None:
-        super().__init__(service.names.own)
-        self.engine, self.service = engine, service
-        self._on_status = on_status
-        self._longest: int | None = None
-        engine.observe, engine.observe_status = service.telemetry.step, [self._changed]
-
-    @classmethod
-    def of(
-        cls,
+        self,
         names: Sequence[str],
         config: ServeConfig,
         server: ServerState,
         on_status: Callable[[EngineStatus], None],
         spawn: Callable[[], Spawned] = spawn,
-    ) -> Model:
-        """names: what clients call it; responses use the first. spawn: starts its engine process."""
+    ) -> None:
         engine: EngineClient | Fleet
         engine = EngineClient(config, spawn) if config.replicas is None else _fleet(config, config.replicas)
-        service = Service(engine, config, ModelNames(tuple(names), config.any_model_name), server=server)
+        self.engine, self._on_status = engine, on_status
+        self.service = Service(engine, config, ModelNames(tuple(names), config.any_model_name), server=server)
+        super().__init__(self.service.names.own)
+        engine.observe, engine.observe_status = self.service.telemetry.step, [self._changed]
         if not isinstance(engine, EngineClient):
-            service.telemetry.replicas = engine.loads
-        return cls(engine, service, on_status)
+            self.service.telemetry.replicas = engine.loads
 
     def _changed(self, status: EngineStatus) -> None:
         self.service.telemetry.see(status)
@@ -86,7 +76,7 @@ class Model(Resident):
                 raise
             await self.engine.unload(str(error))
             raise NotRestored(str(error)) if known else error from None
-        self.service.config, self.service.text, self._longest = config, text, None
+        self.service.config, self.service.text, self.service.known_length = config, text, None
         if self.engine.info is None:
             with contextlib.suppress(ForesayError):
                 await self.look()
@@ -112,16 +102,13 @@ class Model(Resident):
     async def read(self, config: ServeConfig) -> Text:
         """Check what can be checked of these settings without an engine, download what is missing, and read the
         tokenizer."""
-        if await _in_thread(lacks_files, config):
-            async with self.service.server.reading:
-                await asyncio.to_thread(_import)
-            await _in_thread(fetch, config)
+        await _in_thread(fetch, config)
         return await self._read_text(config)
 
     async def look(self) -> None:
         """Read what the local files say before it is loaded."""
         async with self.service.server.reading:
-            self._longest = await _in_thread(longest_here, self.service.config)
+            self.service.known_length = await _in_thread(longest_here, self.service.config)
 
     async def peek(self) -> None:
         """Read tokenizer and template if that needs no download."""
@@ -170,21 +157,6 @@ class Model(Resident):
         await self.engine.unload()
 
     @property
-    def longest(self) -> int | None:
-        """The context length, from the engine, else from the files; None if unknown."""
-        return self._longest if self.engine.info is None else self.engine.info.max_model_len
-
-    @property
-    def loaded(self) -> bool:
-        """Whether it is loaded, or was meant to be from the start."""
-        return self.state == "in"
-
-    @property
-    def largest_body(self) -> int:
-        """Most bytes of a body or a WebSocket message, known even if the model was never loaded."""
-        return self.service.config.max_body_bytes or largest_body(self.longest or 0)
-
-    @property
     def info(self) -> EngineInfo | None:
         """The info of the engine, current or last; None if never loaded."""
         return self.service.engine.info
@@ -198,11 +170,6 @@ class Model(Resident):
     def target(self) -> str:
         """The target's name in the settings."""
         return self.service.config.target if self.info is None else self.info.target
-
-    @property
-    def refusal(self) -> Unavailable | None:
-        """Why requests for it are refused now; None if they are taken, even if they must wait."""
-        return self.service.refusal() if self.loaded else self.service.server.refusal()
 
     @property
     def status(self) -> str:
@@ -243,11 +210,6 @@ async def _in_thread(read: Callable[[ServeConfig], T], config: ServeConfig) -> T
         raise ForesayError(f"its files cannot be read ({type(error).__name__}: {error})") from error
 
 
-def _import() -> None:
-    """Import what :func:`fetch` needs, in one thread at a time."""
-    import foresay.server.engine.build  # noqa: F401
-
-
 def longest_here(config: ServeConfig) -> int | None:
     """The context length from settings or local files; None if they do not say."""
     directory = cached_target(config)
@@ -258,18 +220,16 @@ def longest_here(config: ServeConfig) -> int | None:
     return None
 
 
-def lacks_files(config: ServeConfig) -> bool:
-    """Whether files may have to be downloaded. Raises what :func:`~foresay.server.settings.resolved.check_names` and
-    :func:`~foresay.server.settings.resolved.check_config` raise."""
-    check_names(config)
-    return check_config(config) is None or not nothing_to_fetch(choose_draft(config).value)
-
-
 def fetch(config: ServeConfig) -> None:
-    """Download what the settings name and is missing locally; nothing else waits for it."""
+    """Download what the settings name and is missing locally; nothing else waits for it. Raises what
+    :func:`~foresay.server.settings.resolved.check_names` and :func:`~foresay.server.settings.resolved.check_config`
+    raise."""
+    check_names(config)
+    if check_config(config) is not None and nothing_to_fetch(choose_draft(config).value):
+        return
+    with importing:
+        from foresay.server.engine.drafters.registry import drafts  # imports the drafters, and so torch
     target_directory(config)
     draft = choose_draft(config).value
     if not nothing_to_fetch(draft):
-        with importing:
-            from foresay.server.engine.drafters.registry import drafts  # imports the drafters, and so torch
         drafts(config, draft)

@@ -22,7 +22,8 @@ from foresay.server.metrics.exposition import Exposition
 from foresay.server.models.model import Model
 from foresay.server.models.residency import Keep, Lease, Residency
 from foresay.server.models.service import ServerState, Service
-from foresay.server.schemas.errors import ModelNotFound
+from foresay.server.schemas.bounds import largest_body
+from foresay.server.schemas.errors import ModelNotFound, Unavailable
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.resolved import model_names
 from foresay.spec.errors import ForesayError, InvalidRequest
@@ -60,7 +61,7 @@ class Models:
         server.body_timeout = config.body_timeout
         named: list[tuple[Sequence[str], ServeConfig]] = [((name,), one) for name, one in config.models.items()]
         named = named or [(model_names(config), config)]
-        models = [Model.of(names, one, server, on_status, spawn) for names, one in named]
+        models = [Model(names, one, server, on_status, spawn) for names, one in named]
         return cls(models, bool(config.models), config.idle_seconds, config.max_loaded_models)
 
     def __iter__(self) -> Iterator[Model]:
@@ -79,7 +80,8 @@ class Models:
     @property
     def largest_body(self) -> int:
         """Most bytes of a body or a WebSocket message, for any model."""
-        return max(entry.largest_body for entry in self)
+        services = [entry.service for entry in self]
+        return max(one.config.max_body_bytes or largest_body(one.longest or 0) for one in services)
 
     # -- names ---------------------------------------------------------------------------------------------------
 
@@ -114,9 +116,12 @@ class Models:
 
     def check_open(self) -> None:
         """Raise :class:`~foresay.server.schemas.errors.Unavailable` if no request is taken, before reading its body."""
-        refusal = self.server.refusal() if self.several else self.first.refusal
-        if refusal is not None:
+        if (refusal := self.server.refusal() if self.several else self._refusal(self.first)) is not None:
             raise refusal
+
+    def _refusal(self, entry: Model) -> Unavailable | None:
+        """Why requests for it are refused now; None if they are taken, even if they must wait."""
+        return entry.service.refusal() if entry.loaded else self.server.refusal()
 
     @asynccontextmanager
     async def lease(self, name: str | None, keep: Keep = "usual") -> AsyncIterator[Service]:
@@ -127,7 +132,7 @@ class Models:
         keep: how long the model stays loaded afterwards; ignored if there are several keys, which share it.
         """
         entry = self.find(name)
-        if (refusal := entry.refusal) is not None:
+        if (refusal := self._refusal(entry)) is not None:
             raise refusal
         with await self._leased(entry, keep if CONTEXT.get().caller.alone else "usual") as lease:
             yield entry.service.leased(lease)
@@ -196,14 +201,13 @@ class Models:
     async def until_ended(self) -> NoReturn:
         """Wait until a task that the server depends on ends, and raise why."""
         assert self._running is not None, "the application was started"
-        if self.several:
-            await asyncio.shield(self._running)
-        ending = asyncio.create_task(self.first.until_ended())
+        waits = [self._running] if self.several else [self._running, asyncio.create_task(self.first.until_ended())]
         try:
-            done, _ = await asyncio.wait({ending, self._running}, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             done.pop().result()
         finally:
-            ending.cancel()
+            for task in waits[1:]:
+                task.cancel()
         raise AssertionError("neither ends but with an error")
 
     async def drain(self, seconds: float) -> None:

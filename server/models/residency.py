@@ -113,9 +113,14 @@ class Resident(ABC):
         """Return when its memory is free; running requests fail."""
 
     @property
+    def loaded(self) -> bool:
+        """Whether it is loaded, or was meant to be from the start."""
+        return self.state == "in"
+
+    @property
     def idle(self) -> bool:
         """Whether it is loaded and not leased."""
-        return self.state == "in" and not self.leases
+        return self.loaded and not self.leases
 
     def stays(self, now: float) -> float | None:
         """Seconds that it stays loaded without further requests; None: for ever."""
@@ -327,15 +332,12 @@ class Residency:
         wanted.state = "coming"
         try:
             await wanted.load(_held(self._others(wanted)))
-        except NoMemory as error:
-            wanted.state = "out"
-            if self._in_the_way(wanted) is None:  # else the footprint, known now, lets the next look make room
-                self._note(wanted, error)
-                self._refuse(wanted)
         except ForesayError as error:
             wanted.state = "out"
-            self._note(wanted, error)
-            self._refuse(wanted)
+            # If only memory lacks, the footprint, known now, may let the next look make room.
+            if not isinstance(error, NoMemory) or self._in_the_way(wanted) is None:
+                self._note(wanted, error)
+                self._refuse(wanted)
         else:
             wanted.failure, wanted.delay = None, 0.0
             self._admit(wanted)
@@ -365,15 +367,17 @@ class Residency:
     def _in_the_way(self, wanted: Resident) -> Resident | None:
         """The model to unload before ``wanted`` can load; None if there is room, or nothing left to unload. Idle models
         go first, the least recently used before others."""
-        there = [one for one in self.residents if one.state == "in" and one is not wanted]
-        if self._most is not None:
-            return _least_recently_used(there) if len(there) >= self._most else None
+        there = [one for one in self.residents if one.loaded and one is not wanted]
         need = wanted.footprint
-        if need is None:
-            return None  # its load raises if there is no room
-        there = [one for one in there if one.footprint is None or one.footprint.device == need.device]
-        held = sum(one.footprint.held for one in there if one.footprint is not None)
-        return _least_recently_used(there) if held + need.held > need.capacity else None
+        if self._most is not None:
+            full = len(there) >= self._most
+        elif need is None:
+            full = False  # its load raises if there is no room
+        else:
+            there = [one for one in there if one.footprint is None or one.footprint.device == need.device]
+            held = sum(one.footprint.held for one in there if one.footprint is not None)
+            full = held + need.held > need.capacity
+        return min(there, key=lambda one: (one.leases > 0, one.used), default=None) if full else None
 
     def _others(self, than: Resident) -> list[Resident]:
         """The models alongside which it must fit; none if only their number counts."""
@@ -394,7 +398,3 @@ def _held(residents: Sequence[Resident]) -> dict[str, int]:
         if footprint is not None:
             held[footprint.device] += footprint.held
     return dict(held)
-
-
-def _least_recently_used(residents: Sequence[Resident]) -> Resident | None:
-    return min(residents, key=lambda one: (one.leases > 0, one.used), default=None)

@@ -146,7 +146,9 @@ class Text(msgspec.Struct, frozen=True):
 class Service:
     """What routes use of one model: its settings and names, its engine, and its text (None until the tokenizer is
     loaded).
-    server: what it shares with the other models. lease: of the request that this is a view for (:meth:`leased`)."""
+
+    server: what it shares with the other models. known_length: the context length, by the files. lease: of the request
+    that this is a view for (:meth:`leased`)."""
 
     #: Seconds between keep-alive comments in an idle stream, and tokens buffered for a slow reader.
     ping_seconds, most_pending_tokens = 15.0, MOST_PENDING_TOKENS
@@ -164,6 +166,7 @@ class Service:
         self.text = text
         self.server = server or ServerState()
         self.lease = Lease()
+        self.known_length: int | None = None
         self.warned = WarningLog()
         self.telemetry = Telemetry(names.own, engine, connections=self.server.connections)
         self._running: dict[Generation, int] = {}  # with the number of its choices
@@ -180,6 +183,11 @@ class Service:
         view = copy(self)
         view.lease = lease
         return view
+
+    @property
+    def longest(self) -> int | None:
+        """The context length, from the engine, else from the files; None if unknown."""
+        return self.known_length if self.engine.info is None else self.engine.info.max_model_len
 
     @property
     def running(self) -> int:

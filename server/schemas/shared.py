@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from foresay.server.schemas.bounds import Choices, Name, RequestId, Stop, Stops, TokenIds, Words, shown
+from foresay.server.schemas.bounds import Choices, Name, RequestId, Stop, Stops, TokenIds, Words
 from foresay.spec import sampling as ranges
 from foresay.spec.shape import MAX_NODES
 
@@ -23,25 +23,17 @@ def not_done(*harmless: object, by: str = "this server", instead: str = "") -> M
     """The annotation of a known but unsupported field. harmless: values besides null that change nothing; all others
     are refused, since ignoring them silently would break a promise. instead: an alternative.
     """
-    return _refused(harmless, f" is not supported by {by}{instead and f'; {instead}'}")
-
-
-def renamed_to(name: str) -> Meta:
-    """The annotation of a field that was renamed."""
-    return _refused((), f" is no longer a field; use {name}")
+    values = [value for at, value in enumerate(harmless) if value not in harmless[:at]]  # 1 is 1.0
+    words = {"enum": [None, *values], "default": None, "description": NOT_DONE}
+    typed = [(type(value), value) for value in harmless]  # 0 is not False
+    wrong = f" is not supported by {by}{instead and f'; {instead}'}"
+    return Meta(extra={"harmless": typed, "wrong": wrong}, extra_json_schema=words)
 
 
 def not_followed(*harmless: object, why: str) -> Meta:
     """The annotation of a field that does not change the text and is ignored with a warning. harmless: values that need
     no warning."""
     return Meta(extra={"harmless": [(type(value), value) for value in harmless], "why": why})
-
-
-def _refused(harmless: tuple[object, ...], wrong: str) -> Meta:
-    values = [value for at, value in enumerate(harmless) if value not in harmless[:at]]  # 1 is 1.0
-    words = {"enum": [None, *values], "default": None, "description": NOT_DONE}
-    typed = [(type(value), value) for value in harmless]  # 0 is not False
-    return Meta(extra={"harmless": typed, "wrong": wrong}, extra_json_schema=words)
 
 
 class JsonSchemaFormat(msgspec.Struct, kw_only=True):
@@ -120,21 +112,17 @@ class Speculation(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     max_tokens: Annotated[int, Meta(ge=0, le=_DEEPEST)] | None = None
 
 
-#: The only types of a prediction and of its parts.
-CONTENT, TEXT = "content", "text"
-
-
 class PredictionPart(msgspec.Struct, kw_only=True):
-    """A part of a predicted text. type: ``text``."""
+    """A part of a predicted text."""
 
-    type: Annotated[str, shown(enum=[TEXT])]
+    type: Literal["text"]
     text: str
 
 
 class Prediction(msgspec.Struct, kw_only=True):
-    """A predicted answer, used as a draft; it does not change the text. type: ``content``."""
+    """A predicted answer, used as a draft; it does not change the text."""
 
-    type: Annotated[str, shown(enum=[CONTENT])]
+    type: Literal["content"]
     content: str | list[PredictionPart]
 
 
@@ -194,10 +182,10 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     top_n_sigma: Annotated[Any, not_done(-1, -1.0, 0, 0.0)] = None
     use_beam_search: Annotated[Any, not_done(False)] = None
     length_penalty: Annotated[Any, not_done(1, 1.0)] = None
-    guided_json: Annotated[Any, renamed_to("structured_outputs.json")] = None
-    guided_regex: Annotated[Any, renamed_to("structured_outputs.regex")] = None
-    guided_choice: Annotated[Any, renamed_to("structured_outputs.choice")] = None
-    guided_grammar: Annotated[Any, renamed_to("structured_outputs.grammar")] = None
+    guided_json: Annotated[Any, not_done(instead="write structured_outputs.json")] = None
+    guided_regex: Annotated[Any, not_done(instead="write structured_outputs.regex")] = None
+    guided_choice: Annotated[Any, not_done(instead="write structured_outputs.choice")] = None
+    guided_grammar: Annotated[Any, not_done(instead="write structured_outputs.grammar")] = None
     priority: Annotated[Any, not_done(0)] = None
     logits_processors: Annotated[Any, not_done([])] = None
     prompt_embeds: Annotated[Any, not_done()] = None

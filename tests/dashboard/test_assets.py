@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from foresay.server.api.about.dashboard import POLICY
-from foresay.server.api.about.dashboard import STATIC as FOLDER
+from foresay.server.api.about.routes import POLICY
+from foresay.server.api.about.routes import STATIC as FOLDER
 from foresay.server.gateway.keys import KeyStore
 from foresay.server.http.auth import AuthMiddleware
 from foresay.spec.names import DRAFTERS, NONE

@@ -12,10 +12,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from aiohttp import web
 
-from foresay.server.api.about import dashboard
-from foresay.server.api.about.dashboard import FEED, Feed
+from foresay.server.api.about import routes as about
 from foresay.server.gateway.keys import KeyStore
 from foresay.server.http.auth import AuthMiddleware, Origins
 from foresay.server.metrics.telemetry import Telemetry
@@ -147,52 +145,38 @@ def deaf_client(client, path: str) -> socket.socket:
 
 async def test_a_reader_that_stops_reading_holds_nobody_up_and_is_hung_up_on(tokenizer, monkeypatch):
     engine = ScriptedEngine(tokenizer.encode("once upon a time"), run=2)
-    made, reading, serve = 0, list[web.Request](), Feed.serve
-
-    async def counted(self, http, *rest):
-        reading.append(http)
-        try:
-            return await serve(self, http, *rest)
-        finally:
-            reading.remove(http)
+    made, limits = 0, list[asyncio.Timeout]()
 
     async def much(telemetry):
         nonlocal made
         made += 1
         return msgspec.Raw(b'"%s"' % (b"x" * 8_000_000))  # no socket holds that much
 
+    def limited(seconds: float) -> asyncio.Timeout:
+        limits.append(asyncio.timeout(seconds))
+        return limits[-1]
+
     async with served(engine, tokenizer) as client:
-        assert client.app is not None
-        app_feed = client.app[FEED]
-        limits: list[asyncio.Timeout] = []
-
-        def limited(seconds: float) -> asyncio.Timeout:
-            limits.append(asyncio.timeout(seconds))
-            return limits[-1]
-
-        monkeypatch.setattr(dashboard, "asyncio", SimpleNamespace(**vars(asyncio) | {"timeout": limited}))
-        monkeypatch.setattr(app_feed, "_stall", 3600.0)
-        monkeypatch.setattr(Feed, "serve", counted)
+        monkeypatch.setattr(about, "asyncio", SimpleNamespace(**vars(asyncio) | {"timeout": limited}))
+        monkeypatch.setattr(about, "STALL_SECONDS", 3600.0)
         with monkeypatch.context() as patch:
             patch.setattr(Telemetry, "snapshot", much)
             deaf = deaf_client(client, "/dashboard/feed")
             await until(lambda: limits)
         async with client.get("/dashboard/feed") as response:
             await anext(events(response))
-            assert len(reading) == 2
             answer = await (await client.post("/v1/completions", json=ASK)).json()
             assert answer["usage"]["completion_tokens"] == ASK["max_tokens"]
-            assert len(reading) == 2, "nobody waited until it was hung up on"
             await anext(events(response))
+            assert not limits[0].expired(), "nobody waited until it was hung up on"
             limits[0].reschedule(0.0)
-            await until(lambda: len(reading) == 1)
-        await until(lambda: len(reading) == 0)
+            await until(limits[0].expired)
         assert made == 1, "nothing is made for a reader that does not read"
         deaf.close()
 
 
 async def test_the_end_of_the_server_is_the_end_of_the_feed(tokenizer, monkeypatch):
-    monkeypatch.setattr(dashboard, "LATE", 100.0)  # until the next event
+    monkeypatch.setattr(about, "LATE", 100.0)  # until the next event
     async with served(ScriptedEngine([END]), tokenizer) as client, client.get("/dashboard/feed") as response:
         await anext(events(response))
         assert client.app is not None

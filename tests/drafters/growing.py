@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from foresay.drafters.calibration import Calibration, Curves, WrittenBars
+from foresay.drafters.calibration import Calibration
 from foresay.drafters.growth import Growth, GrowthPlan
-from foresay.drafters.tree_builder import TreeBuilder, bars_of
+from foresay.drafters.tree_builder import TreeBuilder
 from foresay.kvpaging import PagePool, PageTable
 from foresay.spec.sample import Noise
 from foresay.spec.sampling import SamplingParams
@@ -21,11 +21,9 @@ _CPU = torch.device("cpu")
 
 
 def sequence(tokens: list[int], temperature: float = 1.0, vocab: int = 40) -> SequenceState:
-    """A text that begins with its first token."""
-    table = PageTable(PagePool(4, 16))
-    return SequenceState(
-        "s", tokens, 1, SamplingParams(temperature=temperature), table, Noise(3, vocab), 99, frozenset()
-    )
+    """A text that begins with its first token. Its request changes logits, so that the host looks at candidates."""
+    table, sampling = PageTable(PagePool(4, 16)), SamplingParams(temperature=temperature, min_tokens=99)
+    return SequenceState("s", tokens, 1, sampling, table, Noise(3, vocab), 99, frozenset({0}))
 
 
 def uncalibrated() -> Calibration:
@@ -47,15 +45,13 @@ def grown(
     length = len(s.tokens) - 1
     state.join([BatchSlot([], length, s.tokens, s.sampling, s.noise.seed)])
     calibration = calibration or uncalibrated()
-    tree, curves = (TreeBuilder(s, shape, calibration, None, s.tokens[-1:], fixed=plan.levels), Curves(1, _CPU))
-    curves.write(calibration, [tree.kind])
-    bars = None
-    if shape.price is not None:
-        bars = WrittenBars(1, shape.levels, _CPU)
-        bars.write([bars_of(shape, shape.levels, calibration, tree.kind)])
-    growth = Growth(plan, state, None, curves, bars)
+    tree = TreeBuilder(s, shape, calibration, None, s.tokens[-1:], fixed=plan.levels)
+    plan.write(calibration, [shape], [tree.kind])
+    growth = Growth(plan, state)
     while not tree.over:
         growth.grow(logits_of(tree))
-        level = growth.levels[-1]
-        tree.add(level.tokens[0].tolist(), level, 0)
+        tree.add(growth.levels[-1], 0)
+    if not shape.is_chain:
+        plan.bars.end(tree.depth)
+        tree.finish([part.numpy() for part in growth.tree().more], 0, "x")
     return tree

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,22 +16,18 @@ from foresay.kvpaging import PagePool, PageTable
 from foresay.spec.adjust import Adjustment, edit_logits, packed, paths_of, unpacked
 from foresay.spec.constrain import Ahead, Guarded
 from foresay.spec.logits import edits_of
-from foresay.spec.protocols import Drafter, Rows
+from foresay.spec.protocols import Rows
 from foresay.spec.request import Request
 from foresay.spec.sample import Noise, sample
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.sequence import SequenceState
-from foresay.spec.tree import DraftTree, TreeShape
+from foresay.spec.tree import TreeShape
 from foresay.verifier.ops.records import RowSampling
 from foresay.verifier.ops.sample import best_children
-from tests.combinations import alternating
-from tests.same_tokens.heads import SHAPES, head_of
-from tests.same_tokens.models import Pair, engine_of
-from tests.same_tokens.witness import Job, run
+from tests.same_tokens.models import engine_of
 from tests.spec.grammars import Automaton
 from tests.spec.tables import sampled_at
 from tests.spec.trees import random_tree
-from tests.verifier.reading import random_tokens
 
 VOCAB = 300
 OPTIONS: list[dict[str, Any]] = [
@@ -98,74 +92,6 @@ def test_other_vocabularies_are_changed_alike(options) -> None:
     assert torch.equal(adjusted(logits[:, :100], s, 1, paths, ban), whole[:, :100])
     assert torch.equal(adjusted(torch.cat((logits, logits), 1), s, 1, paths, ban), whole)
     assert torch.equal(before, logits)
-
-
-class Watch:
-    """Looks at every tree that another drafter proposes."""
-
-    def __init__(self, inner: Drafter) -> None:
-        self.inner, self.name, self.needs = inner, inner.name, inner.needs
-        self.seen: list[tuple[SequenceState, DraftTree, list[bool] | None]] = []
-
-    def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
-        trees = self.inner.propose(sequences, shapes)
-        for s, tree in zip(sequences, trees, strict=True):
-            legal = s.constraint.legal(tree.tokens, tree.parents) if s.constraint else None
-            self.seen.append((s, tree, legal))
-        return trees
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    def committed(self, s: SequenceState, path: list[int]) -> None:
-        self.inner.committed(s, path)
-
-
-def watched(
-    models: Pair, kind: str, shape: str, **options: Any
-) -> list[tuple[SequenceState, DraftTree, list[bool] | None]]:
-    """What is proposed for one request."""
-    grammar = options.pop("grammar", None)
-    params = SamplingParams(temperature=1.0, seed=4, max_tokens=50, **{"ignore_eos": True, **options})
-    job = Job("one", random_tokens(random.Random(7), 21, VOCAB), params, grammar=grammar)
-    make = models.draft_model if kind == "draft_model" else head_of(models, kind, shape)
-    engine = engine_of(models.target, lambda pool: Watch(make(pool)), SHAPES[shape])  # type: ignore[arg-type]
-    run(engine, [job])
-    assert isinstance(engine.drafter, Watch)
-    assert sum(len(tree) - 1 for _, tree, _ in engine.drafter.seen) > 30
-    return engine.drafter.seen
-
-
-everyone = pytest.mark.parametrize("kind", ["medusa", "eagle3", "eagle1", "draft_model"])
-
-
-@pytest.mark.parametrize(
-    ("kind", "shape"),
-    alternating(["medusa", "eagle3", "draft_model", "eagle1"], ["chain", "tree"]),
-)
-def test_nothing_is_drafted_that_a_grammar_rules_out(pair, monkeypatch, kind, shape) -> None:
-    monkeypatch.setattr("foresay.drafters.levels.Ahead", partial(Ahead, seconds=60.0))  # this one is slow
-    grammar = Automaton(3, VOCAB, forcing=0.1)
-    for _, tree, legal in watched(pair("llama2"), kind, shape, grammar=grammar):
-        assert legal == [True] * len(tree)
-
-
-@everyone
-@pytest.mark.parametrize("shape", ["chain", "tree"])
-def test_nothing_is_drafted_that_is_not_allowed(pair, kind, shape) -> None:
-    """Wherever it stands, and after which tokens; and no end before its time."""
-    allowed = list(range(0, VOCAB, 5))
-    steps = watched(
-        pair("llama2"), kind, shape, ignore_eos=False, min_tokens=50, allowed_token_ids=allowed, bad_words=[[10, 10]],
-        logit_bias={10: 60.0}, stop_token_ids=[0, 5],
-    )  # fmt: skip
-    together = 0
-    for _, tree, _ in steps:
-        tokens, parents = tree.tokens, tree.parents
-        assert set(tokens[1:]) <= set(allowed) - {0, 5}
-        assert all((token, tokens[parent]) != (10, 10) for token, parent in zip(tokens[1:], parents[1:], strict=True))
-        together += 10 in tokens[1:]
-    assert together > len(steps) / 3
 
 
 def test_a_slow_or_broken_grammar_is_not_called_again() -> None:

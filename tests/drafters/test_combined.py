@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import pytest
 import torch
 
 from foresay.drafters.calibration import Calibration
@@ -105,18 +104,6 @@ def test_one_tree_and_each_gets_its_own_part_of_the_path() -> None:
     assert not parrots["other"].shapes
 
 
-@pytest.mark.parametrize(("row", "tokens"), [(0.0, [7, 3, 5, 4, 6]), (0.35, [7, 3, 5, 6]), (0.9, [7, 3, 5])])
-def test_nodes_of_a_model_that_are_not_worth_their_rows_are_cut_off(row: float, tokens: list[int]) -> None:
-    """What was found was weighed already. However dear rows are, the model's likeliest node is seen: 3, found too."""
-    _, combined, parrots = three()
-    (tree,) = combined.draft([sequence()], [mixed(row)])
-    assert tree.tokens == tokens
-    assert [len(part) for part in tree.parts] == [3, 5], "of what is cut off it is still known that it was drafted"
-    emitted = 6 if 6 in tokens else 5
-    combined.committed(sequence(3, emitted, 9), [0, 1, tokens.index(emitted)])
-    assert parrots["model"].paths == [[0, 2, MODEL.tokens.index(emitted)]], "it has the row, whoever's node it was"
-
-
 def test_a_prompt_is_shown_to_all_but_models_at_rest() -> None:
     budget, combined, parrots = three()
     budget.members["other"].idle = budget.members["looked"].idle = 1000
@@ -147,17 +134,6 @@ def test_a_tree_stops_growing_where_a_level_is_not_worth_its_price() -> None:
         depths[level] = grown(alike, shape, lambda g: torch.zeros(len(g.front), 16), calibration=Calibration()).depth
     assert depths[0.0] == 4
     assert depths[0.5] < depths[0.05] < 4
-
-
-def test_what_is_cut_off_a_chain_is_still_known_to_have_been_drafted() -> None:
-    _, combined, parrots = three()
-    parrots["model"].tree = DraftTree.chain([7, 3, 6, 9], "model", (1.0, 0.9, 0.5, 0.1))
-    shape = replace(TreeShape.chain(3), price=Price(0.01, (0.3 * np.arange(33.0)).tolist()))
-    (tree,) = combined.draft([sequence()], [Plan.of([Share("model", shape)])])
-    assert (tree.tokens, tree.is_chain, tree.drafter) == ([7, 3, 6], True, "model")
-    assert [len(part) for part in tree.parts] == [4]
-    combined.committed(sequence(3, 6, 1), [0, 1, 2])
-    assert parrots["model"].paths == [[0, 1, 2]]
 
 
 def test_final_states_of_all_rows_are_wanted_if_anybody_wants_them() -> None:

@@ -3,144 +3,47 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 import torch
 
 from foresay.drafters.draft_model import DraftModelDrafter
-from foresay.kvpaging import KVStore, PagePool, PageTable
-from foresay.spec.constrain import Ahead
-from foresay.spec.engine import EngineCore
-from foresay.spec.price import Price
+from foresay.kvpaging import PagePool, PageTable
 from foresay.spec.protocols import FeatureRequest, Forward, Rows
 from foresay.spec.sample import Noise
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import TreeShape
 from foresay.verifier.model_runner import ModelRunner
-from tests.combinations import alternating
 from tests.same_tokens.models import Pair, engine_of, paged
 from tests.same_tokens.runs import LARGEST, assert_same, jobs_of, plain
-from tests.same_tokens.witness import Job, run, stepped
+from tests.same_tokens.witness import Job, run
 from tests.spec.grammars import Automaton
 from tests.verifier.families import make
 from tests.verifier.reading import Reader, load_decoder, random_tokens
 
-#: What levels and rows are worth to a fading tree: of these models' drafts about half stop by that.
-FADED = Price(0.1, (0.06 * np.arange(33.0)).tolist())
-FADING = ["fading 3,3,2,1", "fading 4,4,2,2,1"]
-SHAPES = ["1,1,1", "3,2,1", "4,4,2,2,1", LARGEST]
 
-
-@dataclass
-class Watched:
-    """An engine whose draft model's store can be looked into."""
-
-    engine: EngineCore
-    draft: ModelRunner
-
-    @classmethod
-    def of(cls, pair: Pair, shape: str, **options: int | bool) -> Watched:
-        made: list[ModelRunner] = []
-
-        def drafter(pool: PagePool) -> DraftModelDrafter:
-            made.append(paged(pair.draft, pool))
-            return DraftModelDrafter(made[0])
-
-        form = TreeShape.parse(shape.removeprefix("fading "))
-        if shape.startswith("fading "):
-            form = replace(form, price=FADED)
-        engine = engine_of(pair.target, drafter, form, **options)  # type: ignore[arg-type]
-        return cls(engine, made[0])
-
-    @property
-    def store(self) -> KVStore:
-        return self.draft.store
-
-    def check(self) -> int:
-        """Compare every running sequence's rows with a fresh run; returns how many rows were compared."""
-        return sum(self._check(sequence) for sequence in self.engine.scheduler.running)
-
-    def _check(self, sequence: SequenceState) -> int:
-        table, size = sequence.table, self.engine.pool.page_size
-        filled = self.store.filled(table)
-        for index, page in enumerate(table.pages):
-            if self.engine.pool.references(page) == 1:  # an index may know a shared page's later rows
-                assert self.store.marks[page] <= max(0, table.length - index * size), "marked past the text"
-        if filled:
-            ours, fresh = self._rows(self.store, table, filled), self._fresh(sequence.tokens[:filled])
-            assert torch.allclose(ours, fresh, rtol=0, atol=1e-5)
-        return filled
-
-    def _fresh(self, tokens: list[int]) -> torch.Tensor:
-        reader = Reader(self.draft.decoder)
-        return self._rows(reader.model.store, reader.open(tokens), len(tokens))
-
-    @staticmethod
-    def _rows(store: KVStore, table: PageTable, count: int) -> torch.Tensor:
-        slots = table.slots(0, count)
-        return torch.stack([part[:, slots] for part in store.tensors])
-
-    def run(self, jobs: Iterable[Job]) -> list[int]:
-        """Run jobs to their end, checking after every step; returns the rows compared in each."""
-        return [self.check() for _ in stepped(self.engine, jobs)]
-
-
-@pytest.mark.parametrize(("family", "shape"), alternating(["llama2", "mistral"], [*SHAPES, *FADING]))
-def test_its_rows_are_those_of_the_committed_text(pair, family, shape) -> None:
-    """Through acceptances and rejections at every depth, prefill in chunks, four sequences at a time; trees that stop
-    where they fade have nodes that are accepted and were never run."""
-    watched = Watched.of(pair(family), shape, chunk=24)
-    jobs = [
-        replace(job, arrives=3 * index)
-        for index, job in enumerate(jobs_of(pair(family).vocab_size, (5, 60, 17, 33, 1, 30), 16))
-    ]
-    assert sum(watched.run(jobs)) > 500
-
-
-@pytest.mark.parametrize(("shape", "follows"), alternating(["1,1,1", "4,4,2,2,1"], [False, True]))
-def test_its_rows_are_those_of_the_text_with_grammars_and_forks(pair, monkeypatch, shape, follows) -> None:
-    """Drafts are pruned, forced tokens added to them, and other nodes committed than were drafted."""
-    if not follows:
-        monkeypatch.setattr(Ahead, "allowed", lambda self, node, parent, token: None)
-    models = pair("llama2")
-    watched = Watched.of(models, shape, chunk=24)
-    leaders = [
-        replace(job, arrives=3 * index, grammar=Automaton(index, models.vocab_size, range(100), 0.3))
-        for index, job in enumerate(jobs_of(models.vocab_size, (5, 40, 17, 9), 30))
-    ]
-    forks = [
-        replace(job, id=f"fork of {job.id}", fork_of=job.id, arrives=job.arrives + 1, grammar=job.grammar.fork())
-        for job in leaders
-        if job.grammar is not None
-    ]
-    assert sum(watched.run([*leaders, *forks])) > 500
-
-
-@pytest.mark.parametrize("shape", SHAPES[:3])
-def test_its_rows_survive_preemption(pair, shape) -> None:
-    watched = Watched.of(pair("llama2"), shape, tokens=160)
-    assert sum(watched.run(jobs_of(pair("llama2").vocab_size, (30, 33, 31, 20), 40))) > 1000
-
-
-@pytest.mark.parametrize("shape", SHAPES[:3])
+@pytest.mark.parametrize("shape", ["1,1,1", "4,4,2,2,1"])
 def test_its_rows_come_with_a_prefix_hit(pair, monkeypatch, shape) -> None:
     """The second chat starts from pages that target and draft model have both filled; the third from the target's."""
-    models = pair("llama2")
-    watched = Watched.of(models, shape, prefix=True)
+    models, made = pair("llama2"), list[ModelRunner]()
+
+    def drafter(pool: PagePool) -> DraftModelDrafter:
+        made.append(paged(models.draft, pool))
+        return DraftModelDrafter(made[0])
+
+    engine = engine_of(models.target, drafter, TreeShape.parse(shape), prefix=True)
     (job,) = jobs_of(models.vocab_size, (70,), 16)
-    watched.run([job])
-    passes = watch_passes(monkeypatch, watched.draft)
-    watched.run([replace(job, id="again")])
+    run(engine, [job])
+    passes = watch_passes(monkeypatch, made[0])
+    run(engine, [replace(job, id="again")])
     assert min(base for base, _ in passes) >= 64, "the draft model computed again what the pages held"
-    watched.store.marks[:] = [0] * len(watched.store.marks)
+    made[0].store.marks[:] = [0] * len(made[0].store.marks)
     passes.clear()
-    watched.run([replace(job, id="rested")])
+    run(engine, [replace(job, id="rested")])
     assert min(base for base, _ in passes) == 0, "the draft model has to catch up where it has no rows"
 
 

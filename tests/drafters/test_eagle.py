@@ -11,7 +11,6 @@ import torch
 from foresay.drafters import hidden_states
 from foresay.drafters.eagle import EagleDrafter
 from foresay.kvpaging import PagePool, PageTable
-from foresay.spec.engine import EngineCore
 from foresay.spec.protocols import Rows
 from foresay.spec.sample import Noise
 from foresay.spec.sampling import SamplingParams
@@ -19,11 +18,9 @@ from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import TreeShape
 from foresay.verifier.heads.paged import EagleHead
 from tests.heads.published import draft_ids, make_eagle
-from tests.same_tokens.heads import Whisper, load_eagle
-from tests.same_tokens.models import Pair, engine_of, paged
-from tests.same_tokens.runs import jobs_of, plain, whole
-from tests.same_tokens.witness import Job, stepped
-from tests.verifier.reading import Reader, random_tokens
+from tests.same_tokens.heads import load_eagle
+from tests.same_tokens.models import paged
+from tests.verifier.reading import random_tokens
 
 LAYERS = [0, 2, 3]
 
@@ -33,88 +30,6 @@ def head(pair, tmp_path_factory) -> EagleHead:
     directory = tmp_path_factory.mktemp("head")
     make_eagle(directory, pair("llama2").target, "safeailab", LAYERS)
     return load_eagle(directory, pair("llama2").target)
-
-
-class Watched:
-    """An engine whose drafter's stores are looked into after every step."""
-
-    def __init__(self, pair: Pair, head: EagleHead, shape: str, texts: dict[str, list[int]], **options) -> None:
-        made: list[EagleDrafter] = []
-
-        def drafter(pool: PagePool) -> Whisper:
-            made.append(EagleDrafter(head, pool))
-            return Whisper(made[0], texts)
-
-        self.engine: EngineCore = engine_of(pair.target, drafter, TreeShape.parse(shape), **options)
-        self.pair, self.head, self.drafter = pair, head, made[0]
-        self.drafted: list[int] = []
-
-    def run(self, jobs: list[Job]) -> int:
-        """Run to the end; returns how many rows were compared."""
-        compared = 0
-        for deltas in stepped(self.engine, jobs):
-            self.drafted += [delta.drafted for delta in deltas]
-            compared += sum(self._check(sequence) for sequence in self.engine.scheduler.running)
-        return compared
-
-    def _check(self, sequence: SequenceState) -> int:
-        """Compare a sequence's features, and its KV as far as it is filled, with a fresh run of its text."""
-        table, length = sequence.table, sequence.table.length
-        if not length:
-            return 0
-        assert self.drafter.knows(sequence)
-        fresh = fresh_rows(self.pair, self.head, sequence.tokens[:length])
-        slots = table.slots(0, length)
-        assert torch.allclose(self.drafter.rows[slots], fresh.hidden, rtol=0, atol=1e-4)
-        filled = self.drafter.store.filled(table)
-        keys, values, _ = self.drafter.store.layer(0)
-        assert torch.allclose(keys[slots[:filled]], fresh.keys[:filled], rtol=0, atol=1e-4)
-        assert torch.allclose(values[slots[:filled]], fresh.values[:filled], rtol=0, atol=1e-4)
-        return filled
-
-
-class fresh_rows:  # noqa: N801
-    """Fused features [R, H] and the head's keys and values [R, G, D] of a text run once, nothing drafted."""
-
-    def __init__(self, pair: Pair, head: EagleHead, tokens: list[int]) -> None:
-        reader = Reader(pair.target)
-        table = PageTable(reader.pool)
-        rows = reader.rows(table, tokens)
-        self.hidden = head.fuse(reader.model.run([rows], head.config.needs).features)
-        drafter = EagleDrafter(head, reader.pool)
-        if len(tokens) > 1:
-            text = Rows(table, torch.tensor(tokens[1:]), 1)
-            head.run([text], self.hidden[:-1].clone(), drafter.store)
-        slots = table.slots(0, len(tokens))
-        self.keys, self.values = (part[slots] for part in drafter.store.layer(0)[:2])
-
-
-SHAPES = ["1,1,1", "3,4,2"]
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("options", [{"chunk": 24}, {"tokens": 160}])
-def test_its_rows_are_those_of_the_committed_text(pair, head, shape, options) -> None:
-    """Through acceptances and rejections, prefill in chunks, four sequences at a time, preemption."""
-    models = pair("llama2")
-    jobs = jobs_of(models.vocab_size, (30, 33, 1, 20), 30)
-    texts = whole(jobs, plain(models.target, jobs))
-    watched = Watched(models, head, shape, texts, **options)
-    assert watched.run([replace(job, arrives=3 * index) for index, job in enumerate(jobs)]) > 500
-
-
-@pytest.mark.parametrize("prompt", [49, 60])
-def test_a_prefix_hit_brings_features_and_rows(pair, head, prompt) -> None:
-    """The second request drafts in its first step, also where the pages hold all of its prompt but the last token."""
-    models = pair("llama2")
-    (job,) = jobs_of(models.vocab_size, (prompt,), 12)
-    texts = whole([job], plain(models.target, [job]))
-    watched = Watched(models, head, "3,4,2", texts | {"again": texts[job.id]}, prefix=True)
-    watched.run([job])
-    watched.drafted.clear()
-    watched.run([replace(job, id="again")])
-    first_draft = 0 if prompt == 49 else 1  # of 60 tokens 12 are computed, which takes the first step
-    assert watched.drafted[first_draft] == 9
 
 
 @pytest.mark.parametrize("read", [True, False])

@@ -94,9 +94,12 @@ def test_a_tree_keeps_the_best_of_what_it_looked_at(shape) -> None:
 @pytest.mark.parametrize("shape", [TreeShape((6, 14, 18, 14, 8, 3)), TreeShape((3, 2, 1)), TreeShape((1, 1, 1))])
 def test_expanded_nodes_fit_into_the_rows_of_the_shape(shape) -> None:
     g, _ = made_up(shape)
-    assert max(g.rows.values()) < shape.nodes
-    assert len(set(g.rows.values())) == len(g.rows)
-    assert all(node == 0 or g.rows[g.parents[node]] < row for node, row in g.rows.items())
+    tree = g.tree("x")
+    rows = [row for node in range(len(tree)) for row in g.rows_of([node])]
+    assert rows[0] == 0 and max(rows) < shape.nodes
+    assert len(set(rows)) == len(rows)
+    inner = {parent: g.rows_of([parent])[0] for parent in tree.parents[1:]}
+    assert all(node == 0 or inner[tree.parents[node]] < row for node, row in inner.items()), "all that have children"
 
 
 @pytest.mark.parametrize("step", [0.0, 0.03, 0.08])

@@ -48,12 +48,14 @@ class Compared(Witness):
         results = super().run(batch, watch)
         for result in results:
             if (tree := self.grown.pop(result.scheduled.sequence.id, None)) is not None:
-                nodes_of = {candidate: node for node, candidate in enumerate(tree.kept)}
-                chain = [([node], [[token]], None) for node, token in enumerate(tree.tokens[1:])]
-                for expanded, children, _ in chain if tree.shape.is_chain else tree.looked:
-                    nodes = [(nodes_of[each], row) for row, each in enumerate(expanded) if each in nodes_of]
+                begin, above = 0, 1
+                looked: list[Any] = [children for children, _ in tree.looked] or [[[each]] for each in tree.tokens[1:]]
+                numbers = list(enumerate(tree.numbers or range(len(looked))))
+                for children, level in zip(looked, tree.fixed, strict=False):
+                    nodes = [(node, each - begin) for node, each in numbers if 0 <= each - begin < level.front]
                     assert [children[row][0] for _, row in nodes] == [result.sampled[node] for node, _ in nodes]
                     self.compared += len(nodes)
+                    begin, above = begin + above, level.kept
         return results
 
     def _propose(self, batch: list[ScheduledSequence]) -> list[DraftTree]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,29 +11,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from foresay.drafters.eagle import MtpDrafter
-from foresay.kvpaging import KVStore, PagePool
+from foresay.kvpaging import KVStore
 from foresay.server.catalog.hub import resolve
 from foresay.server.engine.drafters.registry import find
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import CannotRun, choose_draft
 from foresay.spec.protocols import FeatureRequest, Rows
-from foresay.spec.tree import TreeShape
 from foresay.verifier.heads.paged import EagleHead
 from foresay.verifier.heads.reader import read_mtp
 from foresay.verifier.model.checkpoint import header_names
 from foresay.verifier.model.config import ModelConfig, kv_shapes
 from foresay.verifier.model.forward import experts
 from tests.heads.mtp import Mtp
-from tests.same_tokens.heads import whispered
-from tests.same_tokens.models import engine_of
-from tests.same_tokens.runs import assert_same, jobs_of, plain, whole
-from tests.same_tokens.witness import run
 from tests.verifier.families import make
 from tests.verifier.gguf_files import all_of, cache_of_its_own, convert
 from tests.verifier.reading import Reader, load_decoder, random_tokens
-
-LENGTHS = (9, 60, 17, 1, 33, 3)
 
 
 @pytest.fixture(scope="module", params=["qwen3_5", "qwen3_5_moe"])
@@ -84,27 +75,6 @@ def test_experts_know_which_rows_are_padding(tmp_path, monkeypatch, wanted) -> N
     store = KVStore(reader.pool, kv_shapes(head.layer), torch.float32)
     head.run([Rows(table, torch.tensor(tokens), 0, logits=wanted)], target.embedding[tokens], store)
     assert given[0].tolist() == table.slots(0, 40).tolist()[0 if wanted == "all" else -1 :]
-
-
-@pytest.mark.parametrize("shape", [TreeShape.chain(3), TreeShape((6, 14, 18, 14))])
-def test_the_same_tokens(directory, shape) -> None:
-    """Four at once, in too few pages, with prefixes; the truth is whispered into its trees."""
-    target = load_decoder(directory)
-    jobs = jobs_of(300, LENGTHS, 40)
-    later = [replace(job, id=f"{job.id} again") for job in jobs]
-    wanted = plain(target, [*jobs, *later])
-    head = EagleHead(*read_mtp(directory, target), 576)
-
-    def make(pool: PagePool) -> MtpDrafter:
-        return MtpDrafter(head, pool, "mtp")
-
-    engine = engine_of(
-        target, whispered(make, whole([*jobs, *later], wanted)), shape, page_size=8, chunk=16, prefix=True, tokens=200
-    )
-    texts = run(engine, jobs)
-    assert_same({job.id: wanted[job.id] for job in jobs}, texts)
-    assert sum(text.statistics.accepted for text in texts.values() if text.statistics) > 50
-    assert_same({job.id: wanted[job.id] for job in later}, run(engine, later))
 
 
 @pytest.mark.parametrize("heads", [2, 4])

@@ -25,10 +25,8 @@ from tests.heads.published import BLOCKS, make_eagle, make_medusa
 from tests.heads.test_dflash_heads import Watched
 from tests.heads.test_eagle_heads import Rig
 from tests.heads.writing import change_config
-from tests.same_tokens.heads import SHAPES, head_drafter, load_dflash, load_eagle, whispered
-from tests.same_tokens.models import engine_of
-from tests.same_tokens.runs import assert_same, jobs_of, plain, whole
-from tests.same_tokens.witness import run
+from tests.same_tokens.heads import load_dflash, load_eagle
+from tests.same_tokens.runs import jobs_of, plain, whole
 from tests.verifier.families import make
 from tests.verifier.reading import Reader, load_decoder, random_tokens
 
@@ -153,16 +151,6 @@ def test_scales_that_a_head_was_made_for_must_be_the_targets(made, tmp_path, fam
     change_config(tmp_path, **wrong, dflash_config={"mask_token_id": 7, "target_layer_ids": [0, 4]})
     with pytest.raises(ModelError, match=f"{next(iter(wrong))} is .*, but the target's is"):
         load_dflash(tmp_path, target)
-
-
-@pytest.mark.parametrize("family", TARGETS)
-@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
-def test_the_text_is_the_same_as_without(made, tmp_path, family, kind) -> None:
-    target = made(family).decoder
-    jobs = jobs_of(300, (9, 1, 33), 18)
-    texts = plain(target, jobs)
-    drafter = whispered(head_drafter(kind, tmp_path, target, "tree"), whole(jobs, texts))
-    assert_same(texts, run(engine_of(target, drafter, SHAPES["tree"]), jobs))
 
 
 def test_matrices_of_its_own_are_scaled_by_the_heads_factors(made, tmp_path) -> None:

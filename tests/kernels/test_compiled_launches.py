@@ -25,7 +25,8 @@ from foresay.verifier.ops.rows import (
     put_rows,
     take_both,
 )
-from foresay.verifier.ops.trees import accept_paths, advance, lay_out, report, rows_of_paths, text_ends
+from foresay.verifier.ops.sample import worth_another
+from foresay.verifier.ops.trees import accept_paths, advance, choose_tree, lay_out, report, rows_of_paths, text_ends
 from tests.combinations import pairwise
 from tests.kernels.compiling import CAPABILITIES, Compiled, compile_kernel, compile_launches
 
@@ -60,6 +61,13 @@ def accepted() -> None:
     each, counts = of(2, 60, dtype=INT64), of(2, dtype=INT64)
     found = accept_paths.launch(each, each, each, each, counts, each, of(2, dtype=INT32))
     report.launch(found, each, each, counts, each, of(2, 241, dtype=INT64), -2)
+
+
+def chosen() -> None:
+    counts = of(2, dtype=INT64)
+    columns, scores, fixed = of(2, 238, dtype=INT64), of(2, 238, dtype=FP32), of(238, dtype=INT64)
+    choose_tree.launch((counts, columns, columns, scores, fixed, fixed), counts, of(2, 32, dtype=FP32), counts)
+    worth_another.launch(of(2, 4, dtype=FP32), of(2, 6, dtype=FP32))
 
 
 def texts() -> None:
@@ -118,6 +126,7 @@ LAUNCHES: dict[str, tuple[Callable[[], object], str, int]] = {
         for layers, width, segments in ((35, 256, 1), (35, 256, 3), (3, 24, 1), (3, 24, 3))
     },
     "accept": (accepted, "walk_trees report_rows", 64),
+    "trees": (chosen, "choose_nodes weigh_level", 128),
     "texts": (texts, "lay_out_rows advance_rows end_rows path_rows", 64),
     **{
         f"{name}, trees {with_trees}": (partial(remembered, shape, with_trees), REMEMBERED, 128)

@@ -45,27 +45,25 @@ def assert_same(found: Kept, wanted: Kept) -> None:
         assert ours.is_contiguous() and torch.equal(ours, theirs.contiguous()), name
 
 
-@pytest.mark.parametrize("curved", [False, True])
 @pytest.mark.parametrize("alike", [False, True])
 @pytest.mark.parametrize(
     ("sequences", "front", "looked", "kept"), [(1, 1, 4, 4), (2, 5, 8, 12), (3, 31, 31, 31), (1, 2, 63, 63)]
 )
-def test_the_best_are_kept(sequences: int, front: int, looked: int, kept: int, alike: bool, curved: bool) -> None:
+def test_the_best_are_kept(sequences: int, front: int, looked: int, kept: int, alike: bool) -> None:
     for seed in range(8):
         children, chances, above = a_level(seed, sequences, front, looked, alike)
         marks = torch.arange(kept) << 41
-        by = curves(seed, sequences) if curved else None
+        by = curves(seed, sequences)
         with references():
             wanted = keep_children(children, chances, above, marks, by)
         assert_same(keep_children(children, chances, above, marks, by), wanted)
         assert bool((wanted.scores.diff(dim=1).nan_to_num(-1.0) <= 0).all())
 
 
-@pytest.mark.parametrize("curved", [False, True])
-def test_no_child_is_likelier_than_its_parent(curved: bool) -> None:
+def test_no_child_is_likelier_than_its_parent() -> None:
     """Rounding makes a certain one more than certain."""
     children, chances, above = a_level(2, 1, 3, 2, False)
-    by = Pieces(KNOTS, torch.ones(1, 4 * 28), torch.full((1, 4 * 28), 1e-6), 28, -1000.0) if curved else None
+    by = Pieces(KNOTS, torch.ones(1, 4 * 28), torch.full((1, 4 * 28), 1e-6), 28, -1000.0)
     chances[:, :, 0] = 3e-7
     for way in (nullcontext, references):
         with way():
@@ -76,7 +74,8 @@ def test_no_child_is_likelier_than_its_parent(curved: bool) -> None:
 
 def test_of_what_is_dead_nothing_is_kept() -> None:
     children, chances, above = a_level(1, 1, 2, 3, False)
-    kept = keep_children(children, torch.full_like(chances, -math.inf), above, torch.ones(4, dtype=torch.int64))
+    dead, marks = torch.full_like(chances, -math.inf), torch.ones(4, dtype=torch.int64)
+    kept = keep_children(children, dead, above, marks, curves(1, 1))
     assert kept.scores.tolist() == [[-math.inf] * 4]
 
 

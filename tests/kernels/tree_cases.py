@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -11,13 +13,25 @@ import pytest
 import torch
 from torch import Tensor
 
+from foresay.spec.price import worth
 from foresay.spec.sample import BROKEN
 from foresay.spec.tree import MAX_NODES, DraftTree
 from foresay.verifier.forward_batch import signed
 from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.records import NO_NODE, AcceptedPaths
 from foresay.verifier.ops.rows import join_columns, put_rows
-from foresay.verifier.ops.trees import accept_paths, advance, lay_out, move_paths, report, rows_of_paths, text_ends
+from foresay.verifier.ops.sample import worth_another
+from foresay.verifier.ops.trees import (
+    ChosenTree,
+    accept_paths,
+    advance,
+    choose_tree,
+    lay_out,
+    move_paths,
+    report,
+    rows_of_paths,
+    text_ends,
+)
 from tests.spec.trees import random_tree, walk
 
 VOCAB = 4
@@ -72,6 +86,24 @@ def integers(*rows: Any) -> Tensor:
     return torch.tensor(rows, dtype=torch.int32)
 
 
+def candidates(seed: int, count: int, nodes: int) -> tuple[tuple[Tensor, ...], list[Tensor]]:
+    """Of three trees, level by level, with ties and gaps; and as many levels, prices and nodes as each has."""
+    rng = random.Random(seed)
+    parents, depths = sorted(rng.randrange(number) for number in range(1, count + 1)), [0]
+    for parent in parents:
+        depths.append(depths[parent] + 1)
+    scores = torch.zeros(3, count + 1)
+    for tree, (number, parent) in itertools.product(range(3), enumerate(parents, start=1)):
+        chance = rng.choice((0.0, -0.5, -2.0 * rng.random(), -3.0 * rng.random(), -math.inf))
+        scores[tree, number] = scores[tree, parent] + chance
+    steps = torch.rand(3, nodes - 1) * rng.choice((0.0, 0.2)) if seed % 3 else torch.full((3, nodes - 1), -1.0)
+    levels, limits = ([rng.randint(2, most) for _ in range(3)] for most in (max(2, *depths), nodes))
+    of_each = torch.tensor(depths[1:]), torch.tensor([rng.choice((-1, number)) for number in range(count)])
+    columns = torch.randint(-1, 90, (3, count)), torch.tensor([parents] * 3), scores[:, 1:].contiguous()
+    prices = torch.cat((torch.zeros(3, 1), steps.cumsum(dim=1)), dim=1)
+    return (torch.arange(3) + 7, *columns, *of_each), [torch.tensor(levels), prices, torch.tensor(limits)]
+
+
 class TreeCases:
     """To be run with fixtures ``at`` and ``device``."""
 
@@ -114,6 +146,41 @@ class TreeCases:
         assert found.paths[0].tolist() == list(range(64)) and found.emitted[0].tolist() == list(range(1, 65))
         assert found.sources[0].tolist() == list(range(64))
         assert (found.paths[1] == NO_NODE).all() and (found.emitted[1] == NO_NODE).all()
+
+    @pytest.mark.parametrize(("count", "nodes"), [(5, 9), (40, 12), (90, 64)])
+    def test_the_likeliest_candidates_become_nodes(self, count: int, nodes: int, at: At, device: torch.device) -> None:
+        for seed in range(4):
+            own, limits = candidates(seed, count, nodes)
+            there = tuple(each.to(device) for each in own)
+            made = at(choose_tree)(there, *(each.to(device) for each in limits))
+            for tree in range(3):
+                columns: list[Any] = [
+                    each[tree].tolist() if len(each) == 3 else each.tolist() for each in (*own, *limits)
+                ]
+                root, tokens, parents, scores, depths, rows, levels, prices, limit = columns
+                alive = [each for each in range(count) if depths[each] <= levels and scores[each] > -math.inf]
+                ranked = sorted(alive, key=lambda each: -scores[each])[: nodes - 1]
+                most = min(max(1, worth([math.exp(scores[each]) for each in ranked], prices)), limit - 1)
+                kept = [0, *(1 + each for each in sorted(ranked[:most]))]
+                wanted = DraftTree.build(
+                    [root, *(max(tokens[each - 1], 0) for each in kept[1:])],
+                    [-1, *(kept.index(parents[each - 1]) for each in kept[1:])],
+                )
+                size = int(made.counts[tree])
+                ours = [each.cpu()[tree].tolist() for each in made]
+                found: Any = ChosenTree._make(each if isinstance(each, int) else each[:size] for each in ours)
+                assert (found.tokens, found.parents, found.depths) == (wanted.tokens, wanted.parents, wanted.depths)
+                assert found.ancestors == signed(wanted.ancestors).tolist() and found.numbers == kept
+                expanded = [rows[each - 1] if depths[each - 1] < levels else -1 for each in kept[1:]]
+                assert found.rows == [0, *expanded] and found.scores == [0.0, *(scores[each - 1] for each in kept[1:])]
+                assert not made.parents[tree, size:].any() and not made.tokens[tree, size:].any(), "below the root"
+
+    def test_a_level_goes_on_where_it_is_worth_it(self, at: At, device: torch.device) -> None:
+        scores, bars = -3 * torch.rand(6, 9), torch.rand(6, 5) * torch.tensor([0.9, 0.4, 0.2, 0.3, 1.8])
+        scores[:, 7:] = -math.inf
+        found = at(worth_another)(scores.to(device), bars.to(device)).cpu()
+        with references():
+            assert torch.equal(found, worth_another(scores, bars))
 
     @pytest.mark.parametrize("width", [1, 6, MAX_NODES])
     def test_what_the_host_reads_and_who_is_padding(self, width: int, at: At, device: torch.device) -> None:

@@ -45,36 +45,24 @@ def test_while_half_of_the_pool_is_free_no_cached_text_is_evicted() -> None:
     pool.check(tables)
 
 
-def _lost_reference(pool: PagePool, table: PageTable) -> None:
-    pool.release(table.pages[0])
-
-
-def _leaked_reference(pool: PagePool, table: PageTable) -> None:
-    pool.retain(table.pages[0])
-
-
-def _leaked_page(pool: PagePool, table: PageTable) -> None:
-    table.pages.pop()
-
-
 def _listed_twice(pool: PagePool, table: PageTable) -> None:
     pool.release(table.pages[1])
     pool.retain(table.pages[0])
     table.pages[1] = table.pages[0]
 
 
-def _too_long(pool: PagePool, table: PageTable) -> None:
-    table.length += 4
+DAMAGES: dict[str, Callable[[PagePool, PageTable], object]] = {
+    "lost reference": lambda pool, table: pool.release(table.pages[0]),
+    "leaked reference": lambda pool, table: pool.retain(table.pages[0]),
+    "leaked page": lambda pool, table: table.pages.pop(),
+    "listed twice": _listed_twice,
+    "too long": lambda pool, table: setattr(table, "length", table.length + 4),
+    "free twice": lambda pool, table: pool._free.append(pool._free[-1]),
+}
 
 
-def _free_twice(pool: PagePool, table: PageTable) -> None:
-    pool._free.append(pool._free[-1])
-
-
-@pytest.mark.parametrize(
-    "damage", [_lost_reference, _leaked_reference, _leaked_page, _listed_twice, _too_long, _free_twice]
-)
-def test_check_finds(damage: Callable[[PagePool, PageTable], None]) -> None:
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_check_finds(damage: Callable[[PagePool, PageTable], object]) -> None:
     pool = PagePool(8, page_size=2)
     table = PageTable(pool)
     table.reserve(4)

@@ -19,14 +19,14 @@ CAPACITY = 100
 class Comer(Resident):
     """A resident that takes ``size`` of its device.
 
-    happened: what became of all of them, in order. loaded: those that are loaded now, by device; none may ever be more
+    happened: what became of all of them, in order. held: by those that are loaded, by device; none may ever be more
     than there is room for. known: whether its footprint is known before it was loaded once. wrong: why it does not
     load, or cannot even be prepared.
     """
 
     footprint: Footprint | None = None
     happened: list[str]
-    loaded: dict[str, int]
+    held: dict[str, int]
 
     def __init__(self, name: str, size: int = 60, device: str = "cpu", known: bool = True, wrong: str = "") -> None:
         super().__init__(name)
@@ -50,14 +50,14 @@ class Comer(Resident):
         if others and others + self.size > CAPACITY:
             raise NoMemory(f"{self.name} does not fit beside {others}")
         self.there = True
-        self.loaded[self.device] = self.loaded.get(self.device, 0) + self.size
+        self.held[self.device] = self.held.get(self.device, 0) + self.size
         self.happened.append(f"+{self.name}")
 
     async def unload(self) -> None:
         await asyncio.sleep(self.seconds)
         if self.there:
             self.there = False
-            self.loaded[self.device] -= self.size
+            self.held[self.device] -= self.size
             self.happened.append(f"-{self.name}")
 
 
@@ -69,7 +69,7 @@ class World:
         self.happened: list[str] = []
         self.loaded: dict[str, int] = {}
         for comer in comers:
-            comer.happened, comer.loaded = self.happened, self.loaded
+            comer.happened, comer.held = self.happened, self.loaded
             comer.enter(keep, "out")
         self.comers = {comer.name: comer for comer in comers}
         self.residents: dict[str, Resident] = {**self.comers}

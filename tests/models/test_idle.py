@@ -98,7 +98,7 @@ async def test_no_stream_moves_into_another_model_whether_it_is_loaded_or_not(to
 
 async def test_what_was_read_of_the_settings_before_a_reload_is_not_kept(monkeypatch):
     before, after = ServeConfig(max_model_len=64), ServeConfig(max_model_len=32)
-    model, old, new = Model.of(["a"], before, ServerState(), lambda status: None), Mock(), Mock()
+    model, old, new = Model(["a"], before, ServerState(), lambda status: None), Mock(), Mock()
     await model.look()
     model.engine.info = INFO
 
@@ -108,7 +108,7 @@ async def test_what_was_read_of_the_settings_before_a_reload_is_not_kept(monkeyp
 
     monkeypatch.setattr(model, "read", read)
     await model.prepare()
-    assert (model.service.text, model.longest) == (new, 32) and model.info is None
+    assert (model.service.text, model.service.longest) == (new, 32) and model.info is None
 
 
 async def test_requests_without_an_answer_of_the_model_do_not_keep_it(tokenizer):

@@ -6,10 +6,7 @@ import msgspec
 
 from foresay.server.api.responses.items import given_items
 from foresay.server.api.responses.schemas import OutputMessage, OutputText, Reasoning, Response, TextOptions
-from foresay.server.api.responses.store import TOKEN_BYTES, Record, Responses, ResponseStore, StoreLimits
-from foresay.server.models.models import MODELS
-from tests.server.scripted import ScriptedEngine, served
-from tests.server.wire import post
+from foresay.server.api.responses.store import Record, ResponseStore, StoreLimits
 
 
 def record(tenant: str, id: str, text: str = "x") -> Record:
@@ -81,15 +78,3 @@ async def test_a_record_larger_than_the_bound_is_not_kept():
     store.keep(record("t", "small"))
     store.keep(record("t", "large", "x" * 5000))
     assert store.find("t", "large") is None
-
-
-async def test_the_size_is_that_of_the_whole_conversation(tokenizer, script):
-    async with served(ScriptedEngine(script), tokenizer) as client:
-        store, previous = client.app[MODELS].server.of(Responses).store, None
-        for text in ("x" * 60, "y" * 90, "z" * 30):
-            ask = {"input": text, "previous_response_id": previous, "metadata": {"unseen": "?" * 500}}
-            previous = (await (await post(client, "responses", **ask)).json())["id"]
-            one = store.find("", previous)
-            counted = one.size - TOKEN_BYTES * len(one.tokens)
-            held = len(msgspec.json.encode(one.items)) + len(msgspec.json.encode(one.response))
-            assert 0.8 * held < counted < 2 * held

@@ -89,13 +89,13 @@ PREDICTIONS = [
     Refused("prediction", {"prediction": "once"}, "expected an object"),
     Refused("prediction.type", {"prediction": {"content": "once"}}, "is required"),
     Refused("prediction.content", {"prediction": {"type": "content"}}, "is required"),
-    Refused("prediction.type", {"prediction": {"type": "tokens", "content": "a"}}, "must be content, got 'tokens'"),
+    Refused("prediction.type", {"prediction": {"type": "tokens", "content": "a"}}, "invalid enum value 'tokens'"),
     Refused("prediction.content", predicting(5), "got a whole number"),
     Refused("prediction.content", predicting(None), "got null"),
     Refused("prediction.content[0]", predicting(["once"]), "expected an object, got text"),
     Refused("prediction.content[0].text", predicting([{"type": "text"}]), "is required"),
     Refused("prediction.content[1].type", predicting([
-        {"type": "text", "text": "a"}, {"type": "image_url", "text": "b"}]), "must be text, got 'image_url'"),
+        {"type": "text", "text": "a"}, {"type": "image_url", "text": "b"}]), "invalid enum value 'image_url'"),
     Refused("prediction", predicting("once ", speculation={"off": True}), "speculation.off cannot be combined"),
     Refused("prediction.content", predicting("too long " * 100), "has more tokens than the answer may have (512)"),
 ]  # fmt: skip

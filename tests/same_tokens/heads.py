@@ -1,4 +1,5 @@
-"""Random heads as drafters. They are hardly ever right, so somebody whispers the truth into their trees."""
+"""Everybody who drafts with a state of its own, by name. Random heads are hardly ever right, so somebody whispers the
+truth into their trees."""
 
 from __future__ import annotations
 
@@ -7,8 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file
+
 from foresay.drafters.assistant import AssistantDrafter
-from foresay.drafters.eagle import EagleDrafter, PEagleDrafter
+from foresay.drafters.eagle import EagleDrafter, MtpDrafter, PEagleDrafter
 from foresay.drafters.parallel import DFlashDrafter, DSparkDrafter, MedusaDrafter
 from foresay.kvpaging import KVStore, PagePool
 from foresay.spec.protocols import Drafter, Features
@@ -18,19 +21,26 @@ from foresay.verifier.heads.assistant import AssistantHead
 from foresay.verifier.heads.config import HeadConfig
 from foresay.verifier.heads.medusa import MedusaHeads
 from foresay.verifier.heads.paged import DFlashHead, EagleHead
-from foresay.verifier.heads.reader import read_weights
+from foresay.verifier.heads.reader import read_mtp, read_weights
 from foresay.verifier.model.decoder import Decoder
 from tests.heads.assistants import CLUSTERED, make_assistant
+from tests.heads.mtp import Mtp
 from tests.heads.plain_dflash import make_dflash
 from tests.heads.published import make_eagle, make_medusa
 from tests.same_tokens.models import MakeDrafter, Pair
 
 KINDS = ["medusa", "eagle3", "eagle1", "peagle", "dflash", "dspark", "assistant"]
+#: Heads, the layer beside a target's, draft models, the target's copy, and with others of these before it.
+NAMES = [*KINDS, "mtp", "draft_model", "self", "self after draft_model", "self after eagle3", "self after medusa"]
+#: A drafter and a target of recurrent layers.
+HYBRID = ["mtp", "recurrent draft_model", "recurrent self"]
 SHAPES = {"chain": TreeShape.chain(3), "tree": TreeShape((3, 4, 2)), "bush": TreeShape((6, 14, 18, 14))}
 
 
 def target_of(pair: Callable[..., Pair], kind: str, family: str = "llama2", *how: Any, **more: Any) -> Pair:
-    """The models that heads of a kind are made for: of ``family``, if it has no family of its own."""
+    """The models that a drafter of this name is for: of ``family``, if it has no family of its own."""
+    if kind in HYBRID:
+        return pair("qwen3_5", *how, **more)
     return pair("gemma4", *how, **more | {"layers": 4}) if kind == "assistant" else pair(family, *how, **more)
 
 
@@ -67,6 +77,22 @@ def head_drafter(kind: str, directory: Path, target: Decoder, shape: str) -> Mak
         return lambda pool: made(block, pool)
     head, eagle = load_eagle(directory, target), PEagleDrafter if kind == "peagle" else EagleDrafter
     return lambda pool: eagle(head, pool)
+
+
+def drafter_of(pair: Pair, name: str, shape: str) -> MakeDrafter:
+    """One of :data:`NAMES` or :data:`HYBRID`. shape: of ``SHAPES``, by which heads are made."""
+    kind, _, before = name.partition(" after ")
+    if kind.endswith("draft_model"):
+        return pair.draft_model
+    if kind.endswith("self"):
+        first = drafter_of(pair, before, shape) if before else lambda pool: None
+        return lambda pool: pair.copy(pool, before=first(pool))
+    if kind == "mtp":
+        if not any(name.startswith("mtp.") for name in load_file(pair.directory / "model.safetensors")):
+            Mtp().put_beside(pair.directory)
+        head = EagleHead(*read_mtp(pair.directory, pair.target), 576)
+        return lambda pool: MtpDrafter(head, pool, "mtp")
+    return head_of(pair, kind, shape)
 
 
 def store_of(pool: PagePool) -> KVStore:

@@ -9,7 +9,9 @@ from functools import cache
 
 import torch
 
+from foresay.drafters.combined import RoutedDrafter
 from foresay.drafters.ngram import NgramDrafter
+from foresay.drafters.prediction import PredictionDrafter
 from foresay.drafters.suffix.drafter import SuffixDrafter
 from foresay.kvpaging import PagePool
 from foresay.spec.engine import EngineCore
@@ -106,7 +108,7 @@ def _alone(job: Job) -> Job:
 
 
 def shape_of(drafter: str) -> TreeShape:
-    drafter = drafter.removeprefix("self ").removeprefix("staged ").removeprefix("found ")
+    drafter = drafter.removeprefix("predicted ").removeprefix("self ").removeprefix("staged ").removeprefix("found ")
     if drafter.startswith("chain"):
         return TreeShape.chain(int(drafter.removeprefix("chain")))
     if drafter in TREES:
@@ -122,9 +124,11 @@ def drafting(pair: Pair, drafter: str, texts: Mapping[str, list[int]], **options
 
 
 def maker(pair: Pair, drafter: str, texts: Mapping[str, list[int]]) -> MakeDrafter:
-    """Makes one of the drafters."""
+    """Makes one of the drafters; behind a prediction, if the name begins with "predicted"."""
 
     def made(pool: PagePool) -> Drafter | None:
+        if (other := drafter.removeprefix("predicted ")) != drafter:
+            return RoutedDrafter(PredictionDrafter(), maker(pair, other, texts)(pool), shape_of(other))
         if drafter == "none":
             return None
         if drafter == "ngram":

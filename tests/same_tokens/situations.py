@@ -16,6 +16,9 @@ from tests.same_tokens.witness import Job, Text, run
 #: What the engine is like. In a batch twelve come and go at random, preempted ones outgrow the pages; some come back.
 SITUATIONS: dict[str, dict[str, int | bool]] = {
     "alone": {"max_seqs": 1},
+    "short": {"max_seqs": 1},
+    "at once": {},
+    "long": {"page_size": 8, "chunk": 16},
     "in a batch": {"chunk": 7},
     "preempted": {"tokens": 192},
     "back": {"prefix": True},
@@ -24,12 +27,17 @@ SITUATIONS: dict[str, dict[str, int | bool]] = {
     "with options": {"chunk": 11},
     "with other options": {"chunk": 11},
 }
+#: Lengths of prompts, and how many tokens follow each, of those that are nothing but that.
+LENGTHS = {
+    "alone": ((9, 1, 17, 33, 5, 40), 40), "short": ((9, 1, 17, 33, 5, 40), 12), "at once": ((9, 17, 33, 5), 12),
+    "crowded": ((9, 60, 17, 1, 33, 3), 40), "long": ((9, 60, 17, 90, 33, 40), 40),
+}  # fmt: skip
 #: Makes an engine that drafts for these texts (prompt and output by request), with such options.
 MakeEngine = Callable[..., EngineCore]
 
 
 @cache
-def requests(pair: Pair, situation: str) -> tuple[list[Job], dict[str, Text]]:
+def requests(pair: Pair, situation: str, page_size: int = 16) -> tuple[list[Job], dict[str, Text]]:
     """The requests of a situation, and what each comes to alone."""
     if situation == "back":
         first, later, texts = returning(pair, 16)
@@ -51,9 +59,8 @@ def requests(pair: Pair, situation: str) -> tuple[list[Job], dict[str, Text]]:
         listed = jobs_of(pair.vocab_size, (30, 33, 31, 20), 90)
         jobs = [replace(job, params=replace_params(job.params, **to_the_end)) for job in listed]
     else:
-        lengths, tokens = ((9, 60, 17, 1, 33, 3), 40) if situation == "crowded" else ((9, 1, 17, 33, 5, 40), 40)
-        jobs = jobs_of(pair.vocab_size, lengths, tokens)
-    return jobs, plain(pair.target, jobs, kv=pair.kv)
+        jobs = jobs_of(pair.vocab_size, *LENGTHS[situation])
+    return jobs, plain(pair.target, jobs, kv=pair.kv, page_size=page_size)
 
 
 def assert_same_in(
@@ -62,12 +69,13 @@ def assert_same_in(
     make: MakeEngine,
     change: Callable[[Sequence[Job], dict[str, Text]], list[Job]] = lambda jobs, texts: list(jobs),
     found: int = 12,
+    plain_size: int = 16,
     **more: int | bool,
 ) -> tuple[EngineCore, dict[str, Text]]:
     """Run a situation's requests, prove the texts, and that what it is about took place; the engine and the texts.
-    change: the requests, by the texts that they come to. found: how many of those that come back must be. more: options
-    of the engine."""
-    jobs, wanted = requests(pair, situation)
+    change: the requests, by the texts that they come to. found: how many of those that come back must be. plain_size:
+    of a page in plain decoding. more: options of the engine."""
+    jobs, wanted = requests(pair, situation, plain_size)
     jobs = change(jobs, wanted)
     engine = make(whole(jobs, wanted), **{**SITUATIONS[situation], **more})
     texts = run(engine, jobs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.same_tokens.runs import assert_same, drafting, jobs_of, plain
+from tests.same_tokens.runs import assert_same, drafting, jobs_of, plain, whole
 from tests.same_tokens.witness import run
 
 TOKENS = 24
@@ -40,3 +40,16 @@ def test_the_trace_counts_it_separately(pair) -> None:
             counts.append((engine.trace.sequences, engine.trace.aside))
     assert max(counts) == (3, 2)
     assert all(aside <= sequences for sequences, aside in counts)
+
+
+def test_salts_keep_prefixes_apart(pair) -> None:
+    models = pair("llama2", layers=2)
+    jobs = [
+        replace(job, id=f"{job.id}-{index}", salt=salt, arrives=20 * index)
+        for index, salt in enumerate(("", "other", "other"))
+        for job in jobs_of(models.vocab_size, (40,), 8)
+    ]
+    texts = plain(models.target, jobs)
+    actual = run(drafting(models, "chain2", whole(jobs, texts), prefix=True), jobs)
+    assert_same(texts, actual)
+    assert [actual[job.id].cached_tokens > 0 for job in jobs] == [False, False, True]

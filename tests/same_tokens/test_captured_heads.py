@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from foresay.kvpaging import PagePool
+from foresay.kvpaging import PageTable
+from foresay.spec.sample import Noise
 from foresay.spec.sequence import SequenceState
 from foresay.spec.step import ScheduledSequence
 from foresay.spec.tree import DraftTree, TreeShape
@@ -18,7 +19,7 @@ from foresay.verifier.graphs.proposer import AcceptedTree, DeviceTree, Proposer
 from foresay.verifier.graphs.runner import GraphStepRunner
 from foresay.verifier.graphs.state import StepState
 from tests.combinations import alternating
-from tests.drafters.worlds import World
+from tests.drafters.contract import Fresh
 from tests.same_tokens.captured import captured_engine, run_freely
 from tests.same_tokens.heads import KINDS, head_of, target_of
 from tests.same_tokens.models import Pair
@@ -132,21 +133,14 @@ def test_what_they_draft_is_what_follows_from_the_text(pair, kind) -> None:
     jobs = jobs_of(models.vocab_size, LENGTHS, 40, ("greedy", "warm", "cool"))
     done = run(models, kind, "chain", jobs, max_seqs=3)
     by_id, texts = {job.id: job for job in jobs}, whole(jobs, plain(models.target, jobs))
-    compared = 0
+    fresh, compared = Fresh(models, head_of(models, kind, "chain")), 0
+    noises = {job.id: Noise(job.params.seed or 0, models.vocab_size) for job in jobs}
     for whisper in done.whispers:
         for name, length, tokens in whisper.drafted:
             text = texts[name][: length + 1]
             if len(text) == length + 1 and text[-1] == tokens[0]:
-                job = by_id[name]
-                assert alone(models, kind, text, job, len(tokens)) == tokens
+                how = by_id[name].params, PageTable(fresh.pool), noises[name], 10_000, frozenset[int]()
+                alone = fresh.drafted(SequenceState(name, text, len(text), *how), TreeShape.chain(len(tokens) - 1))
+                assert alone.tokens == tokens
                 compared += 1
     assert compared > 30
-
-
-def alone(pair: Pair, kind: str, text: list[int], job: Job, nodes: int) -> list[int]:
-    """The chain below a text that was just read."""
-    world = World(pair.target, PagePool(16, 16), head_of(pair, kind, "chain"))
-    assert job.params.seed is not None
-    world.read(text, job.params, job.params.seed)
-    (tokens,) = world.step(TreeShape.chain(nodes - 1), [[]])
-    return tokens

@@ -13,10 +13,10 @@ from foresay.drafters.custom import CustomDrafter
 from foresay.server.engine.build import build_engine
 from foresay.spec.engine import EngineCore
 from tests.same_tokens.runs import assert_same, jobs_of, plain
-from tests.same_tokens.test_directories import config, directory, expected, witnessed
+from tests.same_tokens.test_directories import config, directories, directory, expected, witnessed
 from tests.same_tokens.witness import Text, run
 
-__all__ = ["directory", "expected"]
+__all__ = ["directories", "directory", "expected"]
 
 NAMES = ["Good", "Quiet", "Random", "Raising", "Rubbish", "Lying", "Meddling", "Reading"]
 FAULTY = {"Raising", "Rubbish", "Reading"}

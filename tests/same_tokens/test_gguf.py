@@ -16,9 +16,9 @@ from foresay.server.engine.build import build_engine
 from foresay.server.settings.config import Activations, EngineConfig
 from foresay.server.settings.resolved import BUNDLED
 from tests.combinations import alternating
+from tests.same_tokens.bundled import texts_of
 from tests.same_tokens.runs import assert_same
-from tests.same_tokens.test_bundled_heads import jobs
-from tests.same_tokens.witness import Text, Witness, run
+from tests.same_tokens.witness import Text
 from tests.verifier.gguf_files import TypeOf, all_of, cache_of_its_own, convert, q4_k_m, tokens_of
 
 
@@ -38,12 +38,8 @@ def file_of(directory: Path, name: str, kind: TypeOf) -> Path:
 
 
 def texts(target: Path, draft: str, activations: Activations) -> dict[str, Text]:
-    config = EngineConfig(target=str(target), draft=draft, kv_tokens=640, max_model_len=160, threads=1)
-    engine = build_engine(msgspec.structs.replace(config, activations=activations))
-    assert engine.info.activations == activations
-    assert engine.info.exact and "from gguf files" in engine.info.quantization
-    engine.runner = Witness(engine.runner.verifier, engine.drafter)
-    return run(engine, jobs())
+    said = {"activations": activations, "quantization": "from gguf files"}
+    return texts_of(draft, said, target=str(target), activations=activations)
 
 
 @pytest.mark.parametrize(("kind", "activations"), alternating(["Q8_0", "Q4_0", "mixed"], ["int8", "model"]))

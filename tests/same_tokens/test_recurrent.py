@@ -14,34 +14,14 @@ from foresay.spec.engine import EngineCore
 from tests.poison import parts_of
 from tests.same_tokens.models import Pair
 from tests.same_tokens.runs import assert_same, drafting, jobs_of, plain, replace_params, whole
-from tests.same_tokens.situations import assert_goes_on, assert_same_in
+from tests.same_tokens.situations import assert_goes_on
 from tests.same_tokens.witness import Job, run
-
-DRAFTED = ["none", "ngram", "suffix tree", "chain4", "8,8", "garbage", "truth"]
 
 
 @pytest.fixture(params=["qwen3_5", "lfm2", "falcon_h1"])
 def models(pair, request) -> Pair:
     found: Pair = pair(request.param)
     return found
-
-
-@pytest.mark.parametrize("drafter", DRAFTED)
-def test_four_at_once_in_too_few_pages(models, drafter) -> None:
-    _, texts = assert_same_in("crowded", models, partial(drafting, models, drafter))
-    assert sum(text.statistics.ending.preemptions for text in texts.values() if text.statistics)
-
-
-@pytest.mark.parametrize("drafter", ["ngram", "truth"])
-def test_bf16(pair, drafter) -> None:
-    models = pair("qwen3_5", torch.bfloat16)
-    assert_same_in("crowded", models, partial(drafting, models, drafter), tokens=1024)
-
-
-@pytest.mark.parametrize("drafter", ["none", "truth", "chain4"])
-def test_texts_that_come_back(models, drafter) -> None:
-    """Prompts, and turns behind what was answered, are found where a checkpoint is."""
-    assert_same_in("back", models, partial(drafting, models, drafter), found=9, page_size=8, tokens=2048)
 
 
 @pytest.mark.parametrize("length", [64, 62], ids=["ends read", "drafts on a held state"])

@@ -7,29 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from foresay.drafters.eagle import MtpDrafter
-from foresay.kvpaging import PagePool
-from foresay.server.engine.build import build_engine
-from foresay.spec.tree import TreeShape
-from foresay.verifier.heads.paged import EagleHead
-from foresay.verifier.heads.reader import read_mtp
 from foresay.verifier.model.decoder import Decoder
-from tests.heads.mtp import Mtp
-from tests.same_tokens import options
-from tests.same_tokens.heads import whispered
-from tests.same_tokens.models import Pair, engine_of
-from tests.same_tokens.runs import SAMPLINGS, assert_same, drafting, jobs_of, plain, replace_params, whole
-from tests.same_tokens.test_directories import config, witnessed
+from tests.same_tokens.runs import SAMPLINGS, assert_same, drafting, plain, replace_params, whole
 from tests.same_tokens.witness import Job, Text, run
 from tests.verifier.reading import random_tokens
-
-
-@pytest.fixture(scope="module")
-def models(pair) -> Pair:
-    """A target with a layer that predicts, and a draft model."""
-    found: Pair = pair("qwen3_5")
-    Mtp().put_beside(found.directory)
-    return found
 
 
 def chats(target: Decoder, seed: int, rounds: int = 4, each: int = 6) -> tuple[list[Job], dict[str, Text]]:
@@ -71,34 +52,3 @@ def test_chats_that_branch_and_are_aborted(pair, family, seed) -> None:
         assert_same(texts, found)
         assert any(text.cached_tokens for text in found.values())
         assert {text.finish_reason for text in found.values()} >= {"stop", "length", "cancelled"}
-
-
-@pytest.mark.parametrize(
-    "draft", ["auto", "mtp", "draft_model,mtp,suffix,ngram", "tests.same_tokens.customs:Meddling,mtp"]
-)
-def test_drafters_as_a_server_builds_them(models, draft) -> None:
-    """Of a directory; all texts twice, the second time with prefixes that are there."""
-    jobs = [replace(job, arrives=3 * number) for number, job in enumerate(jobs_of(300, (9, 70, 33, 1, 20, 40), 24))]
-    where = draft.replace("draft_model", str(models.draft_directory))
-    engine = witnessed(build_engine(config(models.directory, where)))
-    assert engine.info.exact and engine.prefix is not None
-    texts = plain(models.target, jobs)
-    assert_same(texts, run(engine, jobs))
-    assert_same(texts, run(engine, jobs))
-    assert engine.prefix.hits
-
-
-@pytest.mark.parametrize("half", [0, 1])
-def test_mtp_under_every_option(models, half) -> None:
-    """Grammars, penalties, bans, other choices; the truth is whispered into its trees."""
-    jobs = options.arriving(list(options.jobs(models.vocab_size, 24).values())[half::2])
-    texts, head = plain(models.target, jobs), EagleHead(*read_mtp(models.directory, models.target), 576)
-
-    def make(pool: PagePool) -> MtpDrafter:
-        return MtpDrafter(head, pool, "mtp")
-
-    shape = (TreeShape.chain(4), TreeShape((3, 4, 2)))[half]
-    engine = engine_of(models.target, whispered(make, whole(jobs, texts)), shape, chunk=11, prefix=True)
-    found = run(engine, jobs)
-    assert_same(texts, found)
-    assert sum(text.statistics.accepted for text in found.values() if text.statistics) > 0

@@ -7,32 +7,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from foresay.drafters.eagle import MtpDrafter
 from foresay.drafters.hidden_states import WaitingFeatures
 from foresay.drafters.self_draft import SelfDrafter
-from foresay.kvpaging import PagePool
 from foresay.spec.engine import EngineCore
-from foresay.spec.protocols import Drafter
 from foresay.spec.request import Progress
 from foresay.spec.tree import DraftTree, TreeShape
-from foresay.verifier.heads.paged import EagleHead
-from foresay.verifier.heads.reader import read_mtp
 from tests.combinations import alternating
-from tests.heads.mtp import Mtp
-from tests.same_tokens.heads import KINDS, Whisper, head_of, target_of
+from tests.same_tokens.heads import HYBRID, NAMES, Whisper, drafter_of, target_of
 from tests.same_tokens.models import MakeDrafter, Pair, engine_of
 from tests.same_tokens.runs import assert_same, plain, sampled
 from tests.same_tokens.test_on_disk import kept
 from tests.same_tokens.witness import Job, Text, run
 
 SHAPE, SIZE = TreeShape.chain(3), 8
-#: Those with a state of their own: heads, draft models, the target's copy, and with each of these before it.
-DRAFTERS = [*KINDS, "mtp", "draft_model", "self", "self after draft_model", "self after eagle3", "self after medusa"]
-#: A drafter and a target of recurrent layers.
-HYBRID = ["mtp", "recurrent draft_model", "recurrent self"]
 IDS = ["first", "second", "third", "plain"]
 
 
@@ -50,9 +41,7 @@ class Case:
 
     def __init__(self, pair: Callable[..., Pair], name: str, folder: Path) -> None:
         self.name, self.folder = name, folder
-        self.pair = target_of(pair, name, "qwen3_5" if name in HYBRID else "llama2")
-        if name == "mtp":
-            Mtp().put_beside(self.pair.directory)
+        self.pair = target_of(pair, name)
         self.job, self.texts = text_of(self.pair)
         self.known = dict.fromkeys([*IDS, "beside"], self.job.prompt + self.texts["first"].tokens)
 
@@ -60,21 +49,10 @@ class Case:
         """A new one on the folder, or one in it. drafts: who drafts, "" for nobody; None: this case's drafter."""
         make: MakeDrafter = lambda pool: None  # noqa: E731
         if name := self.name if drafts is None else drafts:
-            making = self.drafter(name)
+            making: Any = drafter_of(self.pair, name, "chain")
             make = lambda pool: Sure(making(pool), self.known)  # noqa: E731
         made = engine_of(self.pair.target, make, SHAPE, page_size=SIZE, prefix=True, tokens=tokens)
         return kept(made, self.folder / folder)
-
-    def drafter(self, name: str) -> Callable[[PagePool], Drafter]:
-        before = name.partition(" after ")[2]
-        if name.endswith("draft_model") and not before:
-            return self.pair.draft_model
-        if name == "mtp":
-            head = EagleHead(*read_mtp(self.pair.directory, self.pair.target), 576)
-            return lambda pool: MtpDrafter(head, pool, "mtp")
-        if "self" in name:
-            return lambda pool: self.pair.copy(pool, before=self.drafter(before)(pool) if before else None)
-        return head_of(self.pair, name, "chain")  # type: ignore[return-value]
 
     def is_drafted(self, text: Text, more: int = 0) -> bool:
         """Whether it took as many steps as on a fresh engine, or one more, besides so many more."""
@@ -176,7 +154,7 @@ def case(pair, request, tmp_path) -> Case:
     return Case(pair, request.param, tmp_path)
 
 
-CASES = [*DRAFTERS, *HYBRID[1:]]
+CASES = [*NAMES, *HYBRID[1:]]
 cases = pytest.mark.parametrize("case", CASES, indirect=True)
 
 

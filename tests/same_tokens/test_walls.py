@@ -14,10 +14,10 @@ from foresay.drafters.combined import members_of
 from foresay.spec.budget.budget import Budget
 from tests.same_tokens.runs import assert_same, jobs_of
 from tests.same_tokens.test_customs import built
-from tests.same_tokens.test_directories import directory, expected
+from tests.same_tokens.test_directories import directories, directory, expected
 from tests.same_tokens.witness import run
 
-__all__ = ["built", "directory", "expected"]
+__all__ = ["built", "directories", "directory", "expected"]
 
 #: Two texts at a time and more, one after the other, so that steps are of every kind.
 JOBS = [replace(job, arrives=3 * index) for index, job in enumerate(jobs_of(300, (9, 70, 33, 1, 20, 40), 20))]

@@ -24,10 +24,6 @@ class Staying(Model):
         Resident.__init__(self, service.names.own)
         self.service = service
 
-    @property
-    def longest(self) -> int | None:
-        return None if self.service.engine.info is None else self.service.engine.info.max_model_len
-
     async def prepare(self) -> None: ...
 
     async def load(self, beside: dict[str, int]) -> None: ...

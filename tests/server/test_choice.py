@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from foresay.server.api.common.statistics import drafting_steps
+from foresay.server.api.common.answer import drafting_steps
 from foresay.server.text.choice import Choice, Piece
 from foresay.spec.request import Delta, Origin, Request
 from foresay.spec.sampling import SamplingParams

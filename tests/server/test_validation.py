@@ -41,7 +41,7 @@ def test_what_is_refused_says_what_to_write_instead():
     }
     assert wrong == {
         "n_predict": "n_predict is not supported by this server; write max_tokens",
-        "guided_regex": "guided_regex is no longer a field; use structured_outputs.regex",
+        "guided_regex": "guided_regex is not supported by this server; write structured_outputs.regex",
     }
 
 

@@ -112,20 +112,6 @@ def test_weights_of_few_bits(pair, how) -> None:
     assert_same_tokens(here, moved, TREE)
 
 
-#: Of two kinds of layers with windows in pages of their own; without positions and with parts of heads that turn; and
-#: those that differ from these in less.
-DIFFERENT = ("gemma3", "smollm3", "phi4_mini", "hunyuan")
-ALIKE = ("gemma2", "granite_swa", "olmo3", "ministral3", "cohere2", "nemotron", "muse_glimmer")
-
-
-@pytest.mark.parametrize("family", [*DIFFERENT, *(pytest.param(each, marks=pytest.mark.soak) for each in ALIKE)])
-def test_layers_that_differ(pair, family) -> None:
-    """Norms around attention and the MLP, two rotary embeddings and windows; layers without positions; parts of heads
-    that are rotated."""
-    made = pair(family, layers=2)
-    assert_same_tokens(made, there(made), TreeShape.parse("3,2,1"), windows=24 if family == "gemma3" else 0)
-
-
 def assert_same_tokens(
     here: Pair,
     moved: Pair,

@@ -8,29 +8,13 @@ import pytest
 
 from foresay.server.engine.build import build_engine
 from foresay.server.settings.units import bytes_in_words
-from foresay.spec.tree import ROOT_ONLY, TreeShape
-from tests.same_tokens.captured import captured_engine, copy, run_freely
-from tests.same_tokens.runs import assert_same, jobs_of, plain
 from tests.same_tokens.test_directories import config
 from tests.simulated.device import simulated
-from tests.simulated.graph import assert_launched, captured
-from tests.simulated.test_captured_steps import there
 from tests.simulated.test_engine import build_there, texts
 from tests.simulated.test_mixtures import short_of_room
 from tests.simulated.test_waits import ONCE, steps
 
 FAMILY = "gemma4_embedded"
-
-
-@pytest.mark.parametrize("shape", [ROOT_ONLY, TreeShape.parse("3,2,1")], ids=["plain", "tree"])
-def test_the_same_tokens(pair, shape) -> None:
-    made = pair(FAMILY, layers=4)
-    moved, jobs = there(made), jobs_of(made.vocab_size, (9, 1, 17, 33), 24)
-    make = copy(moved) if shape.levels else lambda pool: None
-    with simulated():
-        engine = captured_engine(moved, make, shape, max_seqs=3, capture=captured, page_size=8, tokens=2048)
-        assert_same(plain(made.target, jobs), run_freely(engine, jobs))
-        assert_launched(engine)
 
 
 @pytest.mark.slow

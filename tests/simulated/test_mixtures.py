@@ -17,50 +17,20 @@ from foresay.server.engine.build import build_engine, plan
 from foresay.server.engine.parameters import quantized
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.units import bytes_in_words
-from foresay.spec.tree import ROOT_ONLY, TreeShape
+from foresay.spec.tree import TreeShape
 from foresay.verifier.graphs.proposer import DeviceTree, Proposer
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.model import expert_offload
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.errors import WeightsError
-from tests.same_tokens.captured import captured_engine, copy, run_freely
-from tests.same_tokens.runs import assert_same, jobs_of, plain
+from tests.same_tokens.captured import captured_engine, copy
+from tests.same_tokens.runs import jobs_of
 from tests.same_tokens.test_directories import config
 from tests.simulated.device import simulated
-from tests.simulated.graph import assert_launched, captured
+from tests.simulated.graph import captured
 from tests.simulated.test_captured_steps import there
-from tests.simulated.test_compilations import ready, serve
 from tests.simulated.test_engine import GPU, build_there, texts
-from tests.simulated.test_waits import ONCE, WORTH, engine_of, steps
-
-LENGTHS = (9, 1, 17, 33)
-
-
-@pytest.mark.parametrize(
-    ("family", "drafter"),
-    [
-        ("qwen3_moe", "copy"),
-        ("glm4_moe", "none"),
-        ("gpt_oss", "copy"),
-        *(pytest.param(each, "copy", marks=pytest.mark.soak) for each in ("qwen3_5_moe", "deepseek_v3", "gemma4_moe")),
-    ],
-)
-def test_the_same_tokens_and_as_many_experts(pair, family, drafter) -> None:
-    """What a step woke comes back with it: one row wakes as many experts as it chooses, padding none."""
-    made = pair(family)
-    moved, jobs = there(made), jobs_of(made.vocab_size, LENGTHS, 24)
-    make, shape = (copy(moved), TreeShape.parse("3,2,1")) if drafter == "copy" else (lambda pool: None, ROOT_ONLY)
-    experts = made.target.config.stack.experts
-    with simulated():
-        engine = captured_engine(moved, make, shape, max_seqs=3, capture=captured, page_size=8, tokens=2048)
-        assert_same(plain(made.target, jobs), run_freely(engine, jobs))
-        assert_launched(engine)
-        engine.add(jobs[0].request())
-        traces = [engine.trace for _ in iter(lambda: engine.has_work and engine.step(), False)]
-    woken = [trace.woken for trace in traces if trace is not None and not trace.prefill_rows]
-    assert experts is not None
-    assert experts.chosen <= min(woken) and max(woken) <= experts.count
-    assert (max(woken) > experts.chosen) == (drafter == "copy")
+from tests.simulated.test_waits import ONCE, steps
 
 
 class Fewer:
@@ -86,17 +56,6 @@ def test_rows_behind_a_tree_wake_no_experts(pair) -> None:
         engine.add(jobs[0].request())
         woken = {engine.runner.woken for _ in iter(lambda: engine.has_work and engine.step(), False)}
     assert len(woken) == 2 and min(woken) == 3, "of the prompt, and of steps"
-
-
-@pytest.mark.parametrize("drafts", [False, True], ids=["plain", "drafts"])
-def test_a_step_waits_once_and_launches_no_more(pair, drafts) -> None:
-    moved = replace(there(pair("qwen3_moe")), draft=there(pair("llama3", layers=2)).draft)
-    with simulated():
-        make = moved.draft_model if drafts else lambda pool: None
-        engine = engine_of(moved, make, WORTH if drafts else ROOT_ONLY, 2, False)
-        found = list(steps(engine, moved.vocab_size, 2))[2:]
-    assert Counter(found).most_common(1)[0][0] == ONCE._replace(copies=drafts), found
-    assert max(each.waits for each in found) == 1, found
 
 
 def short_of_room(monkeypatch: pytest.MonkeyPatch, settings: EngineConfig) -> list[int]:
@@ -148,15 +107,3 @@ def test_experts_on_the_host_change_no_token(pair, family, quantize, monkeypatch
     assert max(each.waits for each in found) == 1, found
     assert len(sizes) == (4 if quantize else 2), "of two products values, and scales if they have some"
     assert f"experts of 1 layer, {bytes_in_words(sum(sizes))}," in engine.info.memory
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("away", [pytest.param(False, marks=pytest.mark.soak), True])
-def test_nothing_is_compiled_while_a_server_answers(pair, away, monkeypatch) -> None:
-    build_there(monkeypatch)
-    settings = config(pair("qwen3_moe").directory, "none", max_seqs=2, max_model_len=160, kv_tokens=1200)
-    if away:
-        short_of_room(monkeypatch, settings)
-    with ready(settings, monkeypatch, "expert_tiles") as (engine, late):
-        serve(engine, 2)
-        assert not late()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from typing import cast
 
@@ -22,18 +21,14 @@ from tests.poison import parts_of, poison_states
 from tests.same_tokens import models
 from tests.same_tokens.captured import captured_engine, copy, run_freely
 from tests.same_tokens.models import Pair
-from tests.same_tokens.runs import assert_same, jobs_of, maker, plain, replace_params, returning, whole
+from tests.same_tokens.runs import assert_same, jobs_of, plain, replace_params
 from tests.same_tokens.test_directories import config
 from tests.same_tokens.witness import Job
 from tests.simulated.device import Simulated, simulated
-from tests.simulated.graph import assert_launched, captured
+from tests.simulated.graph import captured
 from tests.simulated.test_captured_steps import there
-from tests.simulated.test_compilations import ready, serve
 from tests.simulated.test_engine import build_there
-from tests.simulated.test_waits import ONCE, WORTH, engine_of, steps
 
-#: Prompts around the ends of pages, and where the convolution begins.
-LENGTHS = (9, 1, 17, 33)
 TREE = TreeShape.parse("3,2,1")
 
 
@@ -43,32 +38,6 @@ def both(pair) -> tuple[Pair, Pair]:
     made = pair("qwen3_5")
     Mtp().put_beside(made.directory)
     return made, there(made)
-
-
-@pytest.mark.parametrize(
-    ("family", "drafter"),
-    [("qwen3_5", "dense"), ("qwen3_5", "recurrent"), ("qwen3_5", "truth"), ("lfm2", "copy"), ("falcon_h1", "copy")],
-)
-def test_the_same_tokens(pair, family, drafter) -> None:
-    """Steps are captured whole, except with drafters on the host, and a draft model with states of its own. Texts come
-    back: what was read of them is found."""
-    made = pair(family)
-    moved, (first, later, wanted) = there(made), returning(made)
-    jobs = [*first, *later]
-    if drafter == "dense":
-        moved = replace(moved, draft=there(pair("llama3", layers=2)).draft)
-    kinds = {"dense": "3,2,1", "recurrent": "4,4,2,2,1"}
-    make = copy(moved) if drafter == "copy" else maker(moved, kinds.get(drafter, drafter), whole(jobs, wanted))
-    shape, graphs = ROOT_ONLY if drafter == "none" else TREE, drafter in ("none", "copy", "dense")
-    with simulated():
-        engine = captured_engine(
-            moved, make, shape, graphs=graphs, max_seqs=3, capture=captured, page_size=8, prefix=True, tokens=2048
-        )
-        texts = run_freely(engine, jobs)
-    assert_same({job.id: wanted[job.id] for job in jobs}, texts)
-    assert sum(texts[job.id].cached_tokens > 0 for job in later) >= 9
-    if graphs:
-        assert_launched(engine)
 
 
 def states(engine: EngineCore, job: Job) -> dict[int, list[torch.Tensor]]:
@@ -137,20 +106,6 @@ def test_texts_run_on_where_state_pages_are_few(pair, max_seqs, monkeypatch) -> 
         assert_same(plain(made.target, jobs), run_freely(engine, jobs, careful=True))
 
 
-@pytest.mark.parametrize(("drafts", "max_seqs"), [(False, 1), (True, 2)], ids=["plain", "two at once"])
-def test_a_step_waits_once_and_launches_no_more(pair, both, drafts, max_seqs) -> None:
-    """A graph, and two copies to the device: the state pages of the step, and how far trees may grow."""
-    _, moved = both
-    moved = replace(moved, draft=there(pair("llama3", layers=2)).draft)
-    shape = WORTH if drafts else ROOT_ONLY
-    with simulated():
-        make = moved.draft_model if drafts else lambda pool: None
-        engine = engine_of(moved, make, shape, max_seqs, False)
-        found = list(steps(engine, moved.vocab_size, max_seqs))[2:]
-    assert Counter(found).most_common(1)[0][0] == ONCE._replace(copies=1 + drafts), found
-    assert max(each.waits for each in found) == 1, found
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("draft", ["mtp", pytest.param("auto", marks=pytest.mark.soak)])
 def test_engines_as_a_server_builds_them(both, draft, monkeypatch) -> None:
@@ -169,13 +124,3 @@ def test_engines_as_a_server_builds_them(both, draft, monkeypatch) -> None:
     assert kept is not None and "recurrent states" in engine.info.memory
     planned = state_bytes(made.target.config, *state_pages(settings, True))
     assert sum(part.held.nbytes for part in cast(list[Simulated], kept.layers)) == planned
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("draft", "sequences"), [("none", 2), pytest.param("mtp", 3, marks=pytest.mark.soak)])
-def test_nothing_is_compiled_while_a_server_answers(both, draft, sequences, monkeypatch) -> None:
-    build_there(monkeypatch)
-    settings = config(both[0].directory, draft, max_seqs=sequences, max_model_len=160, kv_tokens=1200)
-    with ready(settings, monkeypatch, "replay_states") as (engine, late):
-        serve(engine, sequences)
-        assert not late()

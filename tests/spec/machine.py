@@ -11,6 +11,7 @@ from foresay.spec.budget import CostModel
 from foresay.spec.budget.budget import Budget
 from foresay.spec.budget.cost import DraftCost
 from foresay.spec.budget.members import Member
+from foresay.spec.price import worth
 from foresay.spec.protocols import FeatureRequest
 from foresay.spec.sequence import SequenceState
 from foresay.spec.step import ScheduledSequence, VerifyResult
@@ -68,7 +69,9 @@ class Guesser:
         firsts = [(self.right ** (depth + 1), depth, FIRST) for depth in range(levels)]
         seconds = [(self.right**depth * (1 - self.right) / 2, depth, SECOND) for depth in range(levels)]
         ordered = sorted([*firsts, *seconds], reverse=True)
-        kept = sorted(ordered[: shape.price.keeps([chance for chance, _, _ in ordered])], key=lambda node: node[1:])
+        kept = sorted(
+            ordered[: max(1, worth([chance for chance, _, _ in ordered], shape.price.rows))], key=lambda node: node[1:]
+        )
         number = {-1: 0} | {
             depth: number_of for number_of, (_, depth, token) in enumerate(kept, start=1) if token == FIRST
         }

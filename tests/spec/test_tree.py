@@ -128,13 +128,13 @@ def test_a_node_that_two_proposed_belongs_to_the_first() -> None:
     assert merged.drafter == "suffix+ngram+draft_model", "in one order, whoever comes first"
 
 
-def test_of_each_tree_only_so_many_nodes_take_part_and_all_of_it_is_remembered() -> None:
+def test_the_likeliest_remain_and_all_that_was_proposed_is_remembered() -> None:
     suffix = DraftTree.chain([7, 3, 5], "suffix", (1.0, 0.5, 0.1))
     model = DraftTree.build([7, 4, 8, 9], [-1, 0, 1, 1], "model", (1.0, 0.6, 0.2, 0.3))
-    both = merge([suffix, model], kept=[2, 3])
+    both = merge([suffix, model], most=4)
     assert paths(both) == [(), (3,), (4,), (4, 9)]
     assert both.parts == (suffix, model)
-    alone = merge([model], kept=[3])
+    alone = merge([model], most=3)
     assert (alone.is_chain, alone.tokens, alone.drafter) == (True, [7, 4, 9], "model")
     assert alone.parts == (model,)
     begun = merge([DraftTree.chain([7, 3, 5], "x")], most=2)

@@ -1,151 +1,198 @@
-"""The attention op against its definition, and a row's bits in chunks (in trees: test_attention_company.py)."""
+"""Batched attention as it is compiled against its reference, and both against the definition; its rows have the bits
+that they have alone, over the ends of blocks and of spans."""
 
 from __future__ import annotations
 
-import random
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from foresay.kvpaging import KVStore, PagePool, PageTable
-from foresay.spec.protocols import Rows
-from foresay.spec.tree import DraftTree
-from foresay.verifier.forward_batch import ForwardBatch
-from foresay.verifier.model.config import KVShape
-from foresay.verifier.model.forward import attended
-from foresay.verifier.model.layers import Attention
-from tests.poison import poison_store
-from tests.verifier.reading import random_parents, scattered, threads
+from foresay.verifier.ops.attention import tree_attention
+from foresay.verifier.ops.eager import references
+from foresay.verifier.ops.kernels.cpu import threads
+from foresay.verifier.ops.records import AttentionMetadata
+from tests.combinations import pairwise
+from tests.kernels.paged import Bench, Sequence, kept
+from tests.verifier.conftest import PROCESSORS
 
 SCALE = 0.3
+#: kv heads, query heads of each, head dim, page size, dtype: whole vectors and not, pairs of bf16 and not.
+SHAPES = [
+    (3, 3, 64, 16, torch.bfloat16), (2, 1, 32, 4, torch.bfloat16), (1, 7, 128, 32, torch.bfloat16),
+    (2, 4, 48, 16, torch.bfloat16), (2, 2, 64, 1, torch.float32), (1, 5, 20, 16, torch.float32),
+    (2, 2, 64, 16, torch.float16),
+]  # fmt: skip
+#: What keys and values are quantised to.
+STORED = [None, torch.int8, torch.float8_e4m3fn]
+#: A window that ends in a span, positions that are not seen, what Gemma 2 and gpt-oss do with scores, and values that
+#: are a part of the keys.
+CAPPED = {"window": 270, "first": 1, "softcap": 3.0, "sinks": True}
+OPTIONS: list[dict[str, Any]] = [{}, {"first": 1}, {"window": 37}, {"window": 270, "first": 1}, CAPPED,
+                                  {"shared": 16}, {"shared": 11, "window": 270}]  # fmt: skip
+everywhere = pytest.mark.parametrize(
+    ("processor", "shape", "stored", "options"),
+    pairwise(PROCESSORS, SHAPES, STORED, OPTIONS),
+    ids=str,
+    indirect=["processor"],
+)
+#: Committed tokens and nodes: short; over the ends of blocks and of spans; more rows than are put together.
+SIZES = [(0, 3), (5, 1), (250, 9), (511, 2), (600, 16), (300, 64), (1010, 4)]
 
 
-@dataclass
-class Bench:
-    """One layer's keys and values. G kv heads, ``group`` query heads for each, D wide."""
-
-    groups: int = 2
-    group: int = 2
-    width: int = 16
-    page_size: int = 16
-    window: int | None = None
-    scatter: bool = False
-    dtype: torch.dtype = torch.float32
-    pages: int = 16
-    seed: int = 0
-    store: KVStore = field(init=False, repr=False)
-
-    def __str__(self) -> str:
-        grouping = f"{self.groups}x{self.group}x{self.width}"
-        kind = str(self.dtype).removeprefix("torch.") + ("-scattered" if self.scatter else "")
-        return f"{grouping}-page{self.page_size}-window{self.window}-{kind}"
-
-    def __post_init__(self) -> None:
-        self.rng = random.Random(self.seed)
-        self.generator = torch.Generator().manual_seed(self.seed)
-        self.pool = PagePool(1 + self.pages * (2 if self.scatter else 1), self.page_size)
-        self.store = KVStore(self.pool, [KVShape(self.groups, self.width, self.width)], self.dtype)
-        if self.scatter:
-            scattered(self.pool)
-
-    def random(self, *shape: int) -> Tensor:
-        return torch.randn(shape, generator=self.generator).to(self.dtype)
-
-    def text(self, keys: Tensor, values: Tensor) -> PageTable:
-        """A table that holds these rows, all NaN behind them; nothing is committed yet."""
-        table = PageTable(self.pool)
-        table.reserve(len(keys))
-        poison_store(self.store)
-        slots = table.slots(0, len(keys))
-        for part, rows in zip(self.store.tensors, (keys, values), strict=True):
-            part[0, slots] = rows
-        return table
-
-    def attend(self, rows: Rows, query: Tensor) -> Tensor:
-        static = ForwardBatch.of([rows], query.device)
-        node = Attention(query.shape[1], self.groups, self.width, SCALE, None, window=self.window)
-        return attended(query, self.store.layer(0), static, node, None)
-
-    def row_alone(self, keys: Tensor, values: Tensor, query: Tensor) -> Tensor:
-        """One query at the end of contiguous text that is committed but for its own key."""
-        table = self.text(keys, values)
-        result = self.attend(Rows(table, torch.zeros(1, dtype=torch.int64), len(keys) - 1), query[None])[0]
-        table.release()
-        return result
-
-    def tree(self, nodes: int, reach: int) -> DraftTree:
-        return DraftTree.build([0] * nodes, random_parents(self.rng, nodes, reach))
+def bench(shape: tuple[int, int, int, int, torch.dtype]) -> Bench:
+    return Bench(*shape)
 
 
-def paths_of(tree: DraftTree) -> list[list[int]]:
-    return [[node for node in range(len(tree)) if word >> node & 1] for word in tree.ancestors]
+def attended(
+    laid_out: tuple[Tensor, Tensor, Tensor, AttentionMetadata],
+    stored: torch.dtype | None = None,
+    *,
+    sinks: bool = False,
+    **options: Any,
+) -> Tensor:
+    """stored: what keys and values are quantised to. sinks: whether heads have some, each its own."""
+    query, keys, values, rows = laid_out
+    keys, values, options["scales"] = kept(keys, values, stored)
+    options["sinks"] = torch.linspace(4.0, -3.0, query.shape[1]) if sinks else None
+    return tree_attention(query, keys, values, replace(rows, plan=None), SCALE, **options)
 
 
-def definition(query: Tensor, keys: Tensor, values: Tensor, group: int, window: int | None) -> Tensor:
-    """float64[H * D]: softmax attention of the last of these rows, its keys in order of position."""
-    keys, values = (x[-window:] if window else x for x in (keys.double(), values.double()))
-    keys, values = (x.repeat_interleave(group, dim=1) for x in (keys, values))
-    weights = torch.einsum("hd,phd->hp", query.double() * SCALE, keys).softmax(dim=-1)
-    return torch.einsum("hp,phd->hd", weights, values).flatten()
+def same(left: Tensor, right: Tensor) -> bool:
+    return torch.equal(left.view(torch.uint8), right.view(torch.uint8))
 
 
-def case_of(bench: Bench, base: int, nodes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys and values of committed text and of a tree behind it, and the queries of the tree."""
-    shape = (base + nodes, bench.groups, bench.width)
-    return bench.random(*shape), bench.random(*shape), bench.random(nodes, bench.groups * bench.group, bench.width)
+@everywhere
+def test_it_is_what_the_reference_says(processor, shape, stored, options) -> None:
+    """Of trees, of chunks, and of both in a pass. NaN stands wherever no row may read."""
+    made = bench(shape)
+    sequences = [made.sequence(*size) for size in SIZES]
+    trees, chunks, both = (made.lay_out(sequences, padding=3, chain=chain) for chain in (False, True, False))
+    both[3].is_prefill = torch.tensor([0, 1, 0, 1, 0, 1, 0], dtype=torch.int32)
+    close = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 3e-2 if stored else 1.6e-2}[shape[-1]]
+    for laid_out in (trees, chunks, both):
+        result = attended(laid_out, stored, **options)
+        with references():
+            wanted = attended(laid_out, stored, **options)
+        torch.testing.assert_close(result, wanted, atol=close, rtol=close)
+        assert not result[-3:].any()
 
 
-CASES = [
-    Bench(),
-    Bench(group=1, groups=3),
-    Bench(group=3, groups=3),
-    Bench(group=7, groups=1, page_size=32),
-    Bench(width=64, page_size=4, pages=64),
-    Bench(width=80, group=4, scatter=True),
-    Bench(window=20),
-    Bench(window=5, page_size=32, group=1),
-    Bench(window=40, scatter=True, group=3),
-    Bench(dtype=torch.bfloat16, width=32),
-    Bench(dtype=torch.bfloat16, scatter=True, window=33),
-]
+def definition(sequence: Sequence, node: int, group: int, window: int | None) -> Tensor:
+    """float64[H, D]: softmax attention of a node over what is committed and its path, in order of position."""
+    path = [*range(sequence.length), *(sequence.length + each for each in sequence.path(node))][-(window or 1 << 30) :]
+    keys, values = (each[path].double().repeat_interleave(group, dim=1) for each in (sequence.keys, sequence.values))
+    weights = torch.einsum("hd,phd->hp", sequence.query[node].double() * SCALE, keys).softmax(dim=-1)
+    return torch.einsum("hp,phd->hd", weights, values)
 
 
-@pytest.mark.parametrize("bench", CASES, ids=str)
-def test_it_is_softmax_attention_over_a_rows_path(bench) -> None:
-    for base, nodes, reach in ((0, 1, 1), (0, 20, 5), (3, 9, 1), (16, 30, 64), (37, 64, 6), (100, 5, 2)):
-        keys, values, query = case_of(bench, base, nodes)
-        tree = bench.tree(nodes, reach)
-        table = bench.text(keys, values)
-        table.commit(base)
-        result = bench.attend(Rows.of_tree(table, tree), query)
-        table.release()
-        for node, path in enumerate(paths_of(tree)):
-            seen = [*range(base), *(base + ancestor for ancestor in path)]
-            wanted = definition(query[node], keys[seen], values[seen], bench.group, bench.window)
-            assert (result[node].double() - wanted).abs().max() < (1e-5 if bench.dtype is torch.float32 else 0.02), (
-                f"base {base}, path {path}"
-            )
+@pytest.mark.parametrize("computed", [nullcontext, references], ids=["compiled", "reference"])
+@pytest.mark.parametrize("window", [None, 5, 37])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_it_is_softmax_attention_over_a_rows_path(shape, window, computed) -> None:
+    made = bench(shape)
+    sequences = [made.sequence(*size) for size in ((0, 1), (0, 20), (3, 9), (16, 30), (37, 64), (100, 5))]
+    with computed():
+        found = attended(made.lay_out(sequences), window=window)
+    wanted = [definition(each, node, shape[1], window) for each in sequences for node in range(len(each.query))]
+    assert (found.double() - torch.stack(wanted)).abs().max() < (1e-5 if shape[-1] is torch.float32 else 0.02)
 
 
-@pytest.mark.parametrize("count", [1, 3], ids=["one_thread", "three_threads"])
-def test_a_row_has_the_same_bits_in_prefill_chunks_of_any_size(count) -> None:
-    bench = Bench(width=64, pages=80)
-    length = 900
-    keys, values, _ = case_of(bench, length, 0)
-    query = bench.random(length, 4, 64)
-    with threads(count):
-        at_once = _chunk(bench, keys, values, query, 0, length)
-        for start, stop in ((0, 200), (1, 34), (90, 180), (333, 797), (510, 550), (760, 900)):
-            assert torch.equal(_chunk(bench, keys, values, query, start, stop), at_once[start:stop])
-        for position in range(0, length, 37):
-            seen = slice(0, position + 1)
-            assert torch.equal(at_once[position], bench.row_alone(keys[seen], values[seen], query[position]))
+@everywhere
+def test_a_row_has_the_bits_it_has_alone(processor, shape, stored, options) -> None:
+    """In a tree next to other sequences' trees, among some rows of a chain, and as the only row behind its path."""
+    made = bench(shape)
+    sequences = [made.sequence(*size) for size in SIZES]
+    result = attended(made.lay_out(sequences, padding=1), stored, **options)
+    begin = 0
+    for sequence in sequences:
+        nodes = len(sequence.query)
+        for node in {0, nodes // 2, nodes - 1}:
+            depth = len(sequence.path(node))
+            for rows in {1, depth // 2 or 1, depth}:
+                chain = [sequence.compacted(node, rows)]
+                for is_text in (True, False):
+                    alone = attended(made.lay_out(chain, chain=is_text), stored, **options)
+                    assert same(alone[-1], result[begin + node])
+        begin += nodes
 
 
-def _chunk(bench: Bench, keys: Tensor, values: Tensor, query: Tensor, start: int, stop: int) -> Tensor:
-    table = bench.text(keys[:stop], values[:stop])
-    result = bench.attend(Rows(table, torch.zeros(stop - start, dtype=torch.int64), start), query[start:stop])
-    table.release()
-    return result
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_bits_do_not_depend_on_threads_or_on_how_much_is_shared_among_them(monkeypatch, count) -> None:
+    """A prompt's chunk, of which the spans are not divided, and its last rows by themselves, of which they are."""
+    made = bench(SHAPES[0])
+    whole = made.sequence(700, 80, reach=1)
+    few = Sequence(700 + 77, [-1, 0, 1], whole.keys, whole.values, whole.query[-3:])
+    middle = Sequence(720, [-1, *range(40)], whole.keys[:761], whole.values[:761], whole.query[20:61])
+    monkeypatch.setattr(threads.Team, "wanted", lambda self: count)
+    results = [attended(made.lay_out([each], chain=True), sinks=True) for each in (whole, few, middle)]
+    monkeypatch.setattr(threads.Team, "wanted", lambda self: 1)
+    again = attended(made.lay_out([whole], chain=True), sinks=True)
+    assert same(results[0], again) and same(results[1], again[-3:]) and same(results[2], again[20:61])
+
+
+def test_it_is_the_same_each_time() -> None:
+    """What units tell each other is as it was before."""
+    made = bench(SHAPES[0])
+    laid_out = made.lay_out([made.sequence(900, 16), made.sequence(300, 1)])
+    results = [attended(laid_out) for _ in range(20)]
+    assert all(same(each, results[0]) for each in results)
+
+
+@pytest.mark.parametrize("stored", STORED, ids=str)
+def test_what_one_row_sees_and_is_no_number_is_nothing_to_another(stored) -> None:
+    """A child of the root that is NaN next to one that is not, in one pair of positions; and infinite values."""
+    made = bench(SHAPES[0])
+    sequence = made.sequence(33, 3)
+    sequence.parents = [-1, 0, 0]
+    clean = attended(made.lay_out([sequence]), stored=stored)
+    sequence.keys[34] = torch.nan
+    sequence.values[34] = torch.inf
+    result = attended(made.lay_out([sequence]), stored=stored)
+    assert same(result[[0, 2]], clean[[0, 2]]) and result[1].isnan().all()
+    sequence.values[33] = torch.inf
+    result = attended(made.lay_out([sequence]), stored=stored)[0]
+    assert (result == torch.inf).all() if stored is None else not result.isfinite().any()
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 3}, {"window": 20, "first": 2}], ids=str)
+@pytest.mark.parametrize(("length", "rows"), [(0, 33), (15, 32), (250, 40)])
+def test_a_text_s_rows_share_its_end_and_notice_nothing_behind_their_own(length, rows, options) -> None:
+    """Also where a window is shorter than the rows that are put together; what only the last row sees is infinite."""
+    made = bench(SHAPES[4])
+    sequence = made.sequence(length, rows)
+    sequence.parents = [-1, *range(rows - 1)]
+    sequence.values[length + rows - 1] = torch.inf
+    together = attended(made.lay_out([sequence.compacted(rows - 1, rows)], chain=True), **options)
+    for row in range(rows):
+        alone = attended(made.lay_out([sequence.compacted(row)], chain=True), **options)
+        assert same(alone[0], together[row])
+    assert together[:-1].isfinite().all() and not together[-1].isfinite().any()
+
+
+@pytest.mark.parametrize("computed", [nullcontext, references], ids=["compiled", "reference"])
+def test_scores_are_capped_and_a_sink_takes_its_share(computed: Callable[[], AbstractContextManager[None]]) -> None:
+    """Two heads over three keys, every number written out; a row that sees no key gives zeros."""
+    width = 16
+    page, offsets = torch.zeros(1, dtype=torch.int32), torch.tensor([0, 3], dtype=torch.int32)
+    rows = AttentionMetadata(page[None], 4, page, offsets)
+    query = torch.tensor([[[9.0], [-9.0]]] * 3).repeat_interleave(width, dim=2)
+    keys, values = (
+        torch.tensor([*numbers, torch.nan])[:, None, None].repeat(1, 1, width)
+        for numbers in ((1.0, 0.5, -1.0), (1.0, 10.0, 100.0))
+    )
+    sinks = torch.tensor([1.5, -2.0])
+    scores = 2.0 * (torch.tensor([[6.0, 3.0, -6.0], [-6.0, -3.0, 6.0]]) / 2.0).tanh()
+    weights = torch.cat([scores, sinks[:, None]], dim=1).exp()
+    wanted = (weights[:, :3] * torch.tensor([1.0, 10.0, 100.0])).sum(dim=1) / weights.sum(dim=1)
+    scale = 6.0 / 9.0 / width
+    with computed():
+        found = tree_attention(query, keys, values, rows, scale, softcap=2.0, sinks=sinks)
+        rows.plan = None
+        late = tree_attention(query, keys, values, rows, scale, first=2, softcap=2.0, sinks=sinks)
+    torch.testing.assert_close(found[2], wanted[:, None].expand(-1, width), rtol=1e-6, atol=0)
+    assert late[2].all() and not late[:2].any()

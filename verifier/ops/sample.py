@@ -22,6 +22,7 @@ from foresay.spec import adjust
 from foresay.spec.sample import BROKEN, gumbel_row, keep_top_k, keep_top_p_min_p, sample
 from foresay.spec.sampling import SamplingParams
 from foresay.verifier.ops.eager import compiled, op
+from foresay.verifier.ops.launch import launch, new
 from foresay.verifier.ops.records import MOST_CHILDREN, Above, Kept, Pieces, RowSampling
 
 
@@ -136,13 +137,7 @@ def keep_allowed(logits: Tensor, allowed: Tensor) -> None:
 
 
 @op(cpu="topk")
-def keep_children(
-    children: Tensor,
-    chances: Tensor,
-    above: Above,
-    marks: Tensor,
-    curves: Pieces | None = None,
-) -> Kept:
+def keep_children(children: Tensor, chances: Tensor, above: Above, marks: Tensor, curves: Pieces) -> Kept:
     """The likeliest of all children, best first, ties to the first.
 
     children, chances: int64 and fp32 [S, F, k], or [S, 1, k], the same below all; contiguous. A log chance above 0,
@@ -150,8 +145,7 @@ def keep_children(
     to its parent's word.
     """
     count, (front, looked) = len(marks), (above.scores.shape[1], children.shape[2])
-    scores = chances if curves is None else _on_curves(chances, curves)
-    flat = (scores.clamp(max=0.0) + above.scores[:, :, None]).flatten(1)
+    flat = (_on_curves(chances, curves).clamp(max=0.0) + above.scores[:, :, None]).flatten(1)
     ranked = flat.sort(dim=1, descending=True, stable=True)
     kept, best = ranked.values[:, :count], ranked.indices[:, :count]
     best = best.where(kept > -math.inf, 0)
@@ -170,7 +164,7 @@ def _on_curves(chances: Tensor, curves: Pieces) -> Tensor:
     return made.view_as(chances).masked_fill(chances == -math.inf, -math.inf)
 
 
-@op(cpu="topk")
+@op()
 def worth_another(front: Tensor, bars: Tensor) -> Tensor:
     """fp32[S, F]: the scores of the nodes that are expanded next, all minus infinity in trees whose next level is not
     worth its price.
@@ -181,3 +175,11 @@ def worth_another(front: Tensor, bars: Tensor) -> Tensor:
     shares, row, level = bars[:, None, :-2], bars[:, -2, None, None], bars[:, -1, None]
     beyond = (front.exp()[:, :, None] * shares - row).clamp(min=0).sum(dim=(1, 2))[:, None]
     return front.where(beyond >= level, -math.inf)
+
+
+@worth_another.kernel
+def _worth_another(front: Tensor, bars: Tensor) -> Tensor:
+    out, (sequences, width) = new(front.shape, front), front.shape
+    constants = {"SHARES": bars.shape[1] - 2, "WORD": MOST_CHILDREN}
+    launch("trees.weigh_level", (sequences,), (front, bars, out, width), constants, rows=True, num_warps=1)
+    return out

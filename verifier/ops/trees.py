@@ -16,9 +16,11 @@ Legend: S or B sequences, T tokens that are known of each text's end, F of them 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from foresay.kvpaging.store import move_rows
 from foresay.spec.accept import accept
@@ -169,6 +171,72 @@ def _rows_of_paths(paths: Tensor, slots: Tensor, lengths: Tensor, count: int) ->
     arguments = (paths, slots, lengths, rows, positions, own, paths.shape[1], count, total)
     launch("trees.path_rows", (-(-total // together),), arguments, {"ROWS": together})
     return rows, positions, own
+
+
+class ChosenTree(NamedTuple):
+    """tokens, parents, ancestors, depths, counts: as in :class:`foresay.verifier.graphs.proposer.DeviceTree`. rows:
+    int64[S, N], of each node, -1 for none. numbers: int64[S, N], of its candidate, -1 after the last node. scores:
+    fp32[S, N]."""
+
+    tokens: Tensor
+    parents: Tensor
+    ancestors: Tensor
+    depths: Tensor
+    counts: Tensor
+    rows: Tensor
+    numbers: Tensor
+    scores: Tensor
+
+
+@op()
+def choose_tree(found: tuple[Tensor, ...], levels: Tensor, prices: Tensor, limits: Tensor) -> ChosenTree:
+    """The nodes of grown trees: of each the likeliest candidates, as many as are worth their rows, at least one if
+    there is any, in the order in which they were found. What is behind them hangs below the root.
+
+    found: roots, int64[S]; tokens and parents, int64[S, C], of candidates, level by level; parents are numbers: the
+    root's is 0, the first candidate's 1; scores, fp32[S, C], log chances, minus infinity where there is none, none
+    larger than its parent's; depths and rows, int64[C], the same in all trees; rows: of a drafter's own pass, -1 for
+    none. levels: int64[S], how many are grown: what is deeper is not there, and the last ones have no rows. prices:
+    fp32[S, N], of the first 0, 1, .. N - 1 nodes below the root together. limits: int64[S], how many nodes each tree
+    may have.
+    """
+    roots, tokens, parents, scores, depths, rows = found
+    count, nodes = scores.shape[1], prices.shape[1]
+    most, none, order = min(nodes - 1, count), count + 1, torch.arange(nodes, device=scores.device)
+    best = scores.masked_fill(depths > levels[:, None], -math.inf).sort(dim=1, descending=True, stable=True)
+    values, numbers = best.values[:, :most], 1 + best.indices[:, :most]  # of equal ones the earlier: parents are kept
+    gains = pad(values.exp().cumsum(dim=1), (1, 0)) - prices[:, : 1 + most]
+    worth = torch.minimum(gains.argmax(dim=1).clamp(min=1), limits - 1)
+    numbers = numbers.where((values > -math.inf) & (order[:most] < worth[:, None]), none).sort(dim=1).values
+    numbers = pad(pad(numbers, (1, 0)), (0, nodes - 1 - most), value=none)
+    root, real, at = order == 0, numbers < none, (numbers - 1).clamp(0, count - 1)
+    above = torch.searchsorted(numbers, parents.gather(1, at)).where(real & ~root, 0)
+    words, ancestor = torch.ones_like(numbers) << order, above
+    for _ in range(6):  # each doubles the levels that they cover
+        words, ancestor = words | words.gather(1, ancestor), ancestor.gather(1, ancestor)
+    return ChosenTree(
+        tokens.gather(1, at).clamp(min=0).where(real, 0).where(~root, roots[:, None]),
+        above.masked_fill(root, -1),
+        words,
+        depths[at].where(real & ~root, 0).int(),
+        real.sum(dim=1),
+        rows[at].where(depths[at] < levels[:, None], -1).masked_fill(root, 0),
+        numbers.where(real, -1),
+        scores.gather(1, at).masked_fill(root, 0.0),
+    )
+
+
+@choose_tree.kernel
+def _choose_tree(found: tuple[Tensor, ...], levels: Tensor, prices: Tensor, limits: Tensor) -> ChosenTree:
+    (size, count), roots, nodes = found[1].shape, found[0], prices.shape[1]
+    tokens, parents, words, rows, numbers = (new((size, nodes), roots) for _ in range(5))
+    depths, scores = (new((size, nodes), roots, of) for of in (torch.int32, torch.float32))
+    made = ChosenTree(tokens, parents, words, depths, new((size,), roots), rows, numbers, scores)
+    launch(
+        "trees.choose_nodes", (size,), (*found, levels, prices, limits, *made, count, min(count, nodes - 1), nodes),
+        {"BLOCK": padded(count), "WORD": _WORD}, rows=True, num_warps=1 if count <= 512 else 4,
+    )  # fmt: skip
+    return made
 
 
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32}

@@ -1,7 +1,17 @@
-"""Models, health, readiness, load, metrics and settings of the server."""
+"""Models, health, readiness, load, metrics and settings of the server; and the page, with its data.
+
+The page's feed is one event a second with everything that changes. While a reader does not read, no events are made for
+it, only its socket's buffer fills, and other readers are unaffected; after a while it is disconnected.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import os
+from contextlib import suppress
+from hashlib import md5
+from mimetypes import guess_type
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -9,30 +19,22 @@ from aiohttp import web
 from msgspec import UNSET, UnsetType
 
 import foresay
-from foresay.server.api.about.dashboard import page
-from foresay.server.api.common.route import Route, json_response
+from foresay.server.api.common.route import EVENTS, Route, json_response
 from foresay.server.catalog.catalog import find_target
+from foresay.server.gateway.keys import CONTEXT
 from foresay.server.metrics.exposition import CONTENT_TYPE
 from foresay.server.metrics.records import Replica
+from foresay.server.metrics.report import HistoryReport, Point, RequestSummary, Snapshot
 from foresay.server.models.model import Model
 from foresay.server.models.models import MODELS, Models
 from foresay.server.schemas.shared import ModelCard, ModelList, UsualSampling
 from foresay.server.settings.config import ServeConfig
 from foresay.server.settings.fields import settings_of
 from foresay.server.settings.units import moment
+from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import EngineInfo
 
 # -- schemas ------------------------------------------------------------------------------------------------------
-
-
-class Index(msgspec.Struct, kw_only=True):
-    """``GET /``."""
-
-    name: str = "foresay"
-    version: str
-    model: str
-    status: str
-    routes: list[str]
 
 
 class Health(msgspec.Struct, kw_only=True):
@@ -58,12 +60,6 @@ class Health(msgspec.Struct, kw_only=True):
     models: dict[str, str] | UnsetType = UNSET
 
 
-class Readiness(msgspec.Struct, kw_only=True):
-    """``GET /ready``, if requests are accepted."""
-
-    status: str
-
-
 class Load(msgspec.Struct, kw_only=True):
     """``GET /load``. running: sequences that have a slot in the engine; waiting: those that have none yet. server_load:
     both together, as in vLLM. replicas: each engine, if there are several."""
@@ -72,12 +68,6 @@ class Load(msgspec.Struct, kw_only=True):
     waiting: int
     server_load: int
     replicas: list[Replica] | UnsetType = UNSET
-
-
-class Version(msgspec.Struct, kw_only=True):
-    """``GET /version``."""
-
-    version: str
 
 
 class ServerInfo(msgspec.Struct, kw_only=True):
@@ -94,6 +84,27 @@ class ServerInfo(msgspec.Struct, kw_only=True):
     models: dict[str, EngineInfo | None] | UnsetType = UNSET
 
 
+class State(msgspec.Struct, frozen=True):
+    """``GET /dashboard/state``: the page's initial data. models: the state of each by name, if there are several."""
+
+    snapshot: Snapshot
+    history: HistoryReport
+    models: dict[str, str] | UnsetType = UNSET
+
+
+class Frame(msgspec.Struct, frozen=True):
+    """One event. points: the seconds finished since the last event. models: as in :class:`State`."""
+
+    snapshot: Snapshot
+    points: list[Point]
+    models: dict[str, str] | UnsetType = UNSET
+
+
+def listed(models: Models) -> dict[str, str] | UnsetType:
+    """The state of each model by name; unset if there is only one."""
+    return {entry.name: entry.status for entry in models} if models.several else UNSET
+
+
 # -- routes ------------------------------------------------------------------------------------------------------------
 
 HIDDEN = "(hidden)"
@@ -107,8 +118,8 @@ async def index(request: web.Request) -> web.StreamResponse:
         return web.Response(text="Ollama is running")  # which its clients check for
     models = request.app[MODELS]
     routes = sorted({route.resource.canonical for route in request.app.router.routes() if route.resource})
-    model, status = models.first.name, _state(models)
-    return json_response(Index(version=foresay.__version__, model=model, status=status, routes=routes))
+    known = {"name": "foresay", "version": foresay.__version__, "model": models.first.name, "status": _state(models)}
+    return json_response({**known, "routes": routes})
 
 
 async def health(request: web.Request) -> web.Response:
@@ -136,7 +147,7 @@ async def health(request: web.Request) -> web.Response:
 async def ready(request: web.Request) -> web.Response:
     """Whether new requests are accepted."""
     request.app[MODELS].check_open()
-    return json_response(Readiness(status="ready"))
+    return json_response({"status": "ready"})
 
 
 def _state(models: Models) -> str:
@@ -159,7 +170,7 @@ async def load(request: web.Request) -> web.Response:
 
 async def version(request: web.Request) -> web.Response:
     """The version of Foresay."""
-    return json_response(Version(version=foresay.__version__))
+    return json_response({"version": foresay.__version__})
 
 
 async def server_info(request: web.Request) -> web.Response:
@@ -202,7 +213,7 @@ async def model(request: web.Request) -> web.Response:
 
 def _card(served: Models, entry: Model, name: str) -> ModelCard:
     info, created, known = entry.info, served.server.created, find_target(entry.target)
-    longest = (entry.longest if info is None else info.max_model_len) or UNSET
+    longest = (entry.service.longest if info is None else info.max_model_len) or UNSET
     return ModelCard(
         id=name,
         created=created,
@@ -239,16 +250,100 @@ async def metrics(request: web.Request) -> web.Response:
     return web.Response(body=await request.app[MODELS].exposition.text(), headers={"Content-Type": CONTENT_TYPE})
 
 
-_NAME = (("name", "what clients call the model"),)
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
+#: Of a reader that does not read.
+STALL_SECONDS = 20.0
+#: Seconds after the full second, so that the second's counts are final.
+LATE = 0.05
+STATIC = Path(__file__).parent / "static"
+#: Nothing from other origins, nothing inline, and no framing by other pages.
+POLICY = "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'"
+HEADERS = {
+    "Cache-Control": "no-cache",  # cached, but revalidated: an upgraded server has another page
+    "Content-Security-Policy": POLICY,
+    "Referrer-Policy": "no-referrer",
+}
+
+
+#: Set when the server shuts down, which ends all feeds.
+CLOSING: web.AppKey[asyncio.Event] = web.AppKey("closing", asyncio.Event)
+
+
+async def close(app: web.Application) -> None:
+    """End all feeds."""
+    app[CLOSING].set()
+
+
+def _chosen(http: web.Request) -> Model:
+    """The model to report on."""
+    return http.app[MODELS].chosen(http.query.get("model"))
+
+
+async def page(http: web.Request) -> web.Response:
+    """The page or one of its files, unless the client has it. It asks for a key itself if the server wants one."""
+    name = http.match_info.get("name", "index.html")
+    if name not in os.listdir(STATIC):  # whatever else a name may mean to a file system
+        raise web.HTTPNotFound
+    body = (STATIC / name).read_bytes()  # aiohttp's FileResponse leaves it open if the client leaves in that moment
+    tag = md5(body, usedforsecurity=False).hexdigest()
+    if any(each.value == tag for each in http.if_none_match or ()):
+        return web.Response(status=304, headers=HEADERS | {"ETag": f'"{tag}"'})
+    headers = HEADERS | {"ETag": f'"{tag}"', "Content-Type": f"{guess_type(name)[0]}; charset=utf-8"}
+    return web.Response(body=body, headers=headers)
+
+
+async def state(http: web.Request) -> web.Response:
+    """The numbers of the dashboard and their history, of all keys together, without text; of the given model."""
+    telemetry = _chosen(http).service.telemetry
+    return json_response(State(await telemetry.snapshot(), telemetry.history(), listed(http.app[MODELS])))
+
+
+async def feed(http: web.Request) -> web.StreamResponse:
+    """The same as it changes, an event per second. ``since``: the first second to report."""
+    given = http.query.get("since", "0")
+    if not given.isdecimal() or len(given) > 12:
+        raise InvalidRequest("since", f" must be a number of seconds since 1970, got {given!r}")
+    telemetry, after, closing = _chosen(http).service.telemetry, int(given) - 1, http.app[CLOSING]
+    response = web.StreamResponse(headers={"Content-Type": EVENTS.content_type, "Cache-Control": "no-store"})
+    await response.prepare(http)
+    try:
+        while not closing.is_set():
+            points, after = telemetry.points(after)
+            frame = Frame(await telemetry.snapshot(), points, listed(http.app[MODELS]))
+            async with asyncio.timeout(STALL_SECONDS):
+                await response.write(EVENTS.encode(frame))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(1.0 + LATE - telemetry.clock() % 1.0):
+                    await closing.wait()
+        await response.write_eof()
+    except (TimeoutError, ConnectionError):
+        if http.transport is not None:
+            http.transport.abort()  # do not wait for the rest to be read
+    return response
+
+
+async def requests(http: web.Request) -> web.Response:
+    """The last requests of the caller's key, the newest first."""
+    return json_response(_chosen(http).service.telemetry.requests(CONTEXT.get().caller.tenant))
+
+
+QUERY = (("model", "string", "the model to report on, if there are several (default: the first)"),)
 ROUTES = [
-    Route("GET", "/", index, answer=Index),
-    Route("GET", "/health", health, answer=Health, errors=(503,)),
-    Route("GET", "/ping", health, answer=Health, errors=(503,)),
-    Route("GET", "/ready", ready, answer=Readiness, errors=(503,)),
+    Route("GET", "/", index, answer=dict[str, Any]),
+    Route("GET", "/health", health, answer=Health),
+    Route("GET", "/ping", health, answer=Health),
+    Route("GET", "/ready", ready, answer=dict[str, str]),
     Route("GET", "/load", load, answer=Load),
     Route("GET", "/metrics", metrics, media="text/plain"),
-    Route("GET", "/version", version, answer=Version),
+    Route("GET", "/version", version, answer=dict[str, str]),
     Route("GET", "/server_info", server_info, answer=ServerInfo),
-    Route("GET", "/v1/models", models, answer=ModelList, errors=(401, 503)),
-    Route("GET", r"/v1/models/{name:[\s\S]+}", model, None, ModelCard, None, (401, 404, 503), _NAME),
+    Route("GET", "/v1/models", models, answer=ModelList),
+    Route("GET", r"/v1/models/{name:[\s\S]+}", model, answer=ModelCard),
+    web.get("/dashboard", page),
+    web.get("/dashboard/static/{name}", page),
+    web.get("/dashboard/feed", feed, allow_head=False),
+    Route("GET", "/dashboard/state", state, answer=State, query=QUERY),
+    Route("GET", "/dashboard/requests", requests, answer=list[RequestSummary], query=QUERY),
 ]

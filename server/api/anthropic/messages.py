@@ -169,12 +169,8 @@ def _block(item: Item) -> schemas.AnswerBlock:
 Json = dict[str, Any]
 
 
-def drawing(body: schemas.MessagesRequest) -> Json:
-    """Sampling and stop fields of the chat request."""
-    same = ("max_tokens", "stream", "temperature", "top_p", "top_k")
-    return {name: getattr(body, name) for name in same} | {"stop": body.stop_sequences}
-
-
+#: Fields with the same meaning in the chat request.
+_SAME = ("max_tokens", "stream", "temperature", "top_p", "top_k")
 _NAMES = {
     "stop": "stop_sequences",
     "response_format": "output_config.format",
@@ -222,34 +218,23 @@ class Conversation:
         return request | self._effort()
 
     def _turn(self, turn: schemas.Turn, path: Path) -> None:
+        """Tool results become messages of their own; texts become the user's, or the system's."""
         blocks: list[schemas.Block] = (
             list(turn.content) if isinstance(turn.content, list) else [schemas.TextBlock(text=turn.content)]
         )
         if not blocks:
             raise InvalidRequest((*path, "content"), " must not be empty")
-        match turn.role:
-            case "user":
-                self._user(blocks, path)
-            case "assistant":
-                self._assistant(blocks, path)
-            case "system":
-                self._system(blocks, path)
-
-    def _system(self, blocks: list[schemas.Block], path: Path) -> None:
-        for index, block in enumerate(blocks):
-            if not isinstance(block, schemas.TextBlock):
-                raise InvalidRequest((*path, "content", index), ": a system message holds only text")
-            self._add_text("system", block.text, path)
-
-    def _user(self, blocks: list[schemas.Block], path: Path) -> None:
-        """Tool results become messages of their own; text becomes the user's."""
+        if turn.role == "assistant":
+            return self._assistant(blocks, path)
         texts = False
         for index, block in enumerate(blocks):
             at = (*path, "content", index)
             match block:
                 case schemas.TextBlock(text=text):
                     texts = True
-                    self._add_text("user", text, path)
+                    self._add_text(turn.role, text, path)
+                case _ if turn.role == "system":
+                    raise InvalidRequest(at, ": a system message holds only text")
                 case schemas.ToolResultBlock() if texts:
                     raise InvalidRequest(at, ": tool_result blocks come before the text of their message")
                 case schemas.ToolResultBlock(tool_use_id=id, content=content):
@@ -368,7 +353,7 @@ async def messages(http: web.Request, service: Service, body: schemas.MessagesRe
     """Answer a conversation."""
     text, _ = service.opened()
     conversation = Conversation(body, text.chat_format)
-    fields = conversation.chat_fields() | drawing(body)
+    fields = conversation.chat_fields() | {name: getattr(body, name) for name in _SAME} | {"stop": body.stop_sequences}
     with conversation.names as names:
         request = converted(fields, ChatRequest)
         choices = names.warned(await chat_choices(service, request))

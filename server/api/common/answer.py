@@ -1,4 +1,4 @@
-"""The interface of an answer for streaming and collecting, and what all APIs share of it.
+"""The interface of an answer for streaming and collecting, and what all APIs share of it, its statistics included.
 
 An answer owns the choices and turns their pieces into chunks; :mod:`foresay.server.api.common.streaming` decides when
 they are sent. Its items are texts, reasoning and calls that open, grow and close, one after the other::
@@ -19,16 +19,16 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from foresay.server.api.common import statistics
 from foresay.server.api.common.route import EVENTS, Framing
 from foresay.server.models.service import AnswerOrigin
 from foresay.server.schemas import chat as schemas
+from foresay.server.schemas import shared
 from foresay.server.schemas.chat import ChatChunk, ChatCompletion, TextCompletion
-from foresay.server.schemas.shared import ErrorBody, GenerationRequest, Metrics, PromptProgress, RequestWarning, Usage
 from foresay.server.text.choice import Choice, Piece
 from foresay.server.text.parts import Part, continues, part_text
 from foresay.server.text.tokenizer import Tokenizer
 from foresay.server.text.warned import Warned, warning
+from foresay.spec.accept import tokens_per_step
 from foresay.spec.request import TokenLogprobs
 
 #: Chunks and bodies with metrics, timings and warnings.
@@ -103,7 +103,7 @@ class Answer(ABC):
     prefix = ""
     framing: Framing = EVENTS
 
-    def __init__(self, origin: AnswerOrigin, choices: Sequence[Choice], body: GenerationRequest) -> None:
+    def __init__(self, origin: AnswerOrigin, choices: Sequence[Choice], body: shared.GenerationRequest) -> None:
         self.id = f"{self.prefix}-{origin.id}"
         self.model = origin.model
         self.origin = origin
@@ -127,7 +127,7 @@ class Answer(ABC):
         """The chunks that introduce a choice; by default there are none."""
         return []
 
-    def progress(self, progress: PromptProgress) -> list[msgspec.Struct]:
+    def progress(self, progress: shared.PromptProgress) -> list[msgspec.Struct]:
         """The chunks that report how far the prompt is read; by default there are none."""
         return []
 
@@ -143,33 +143,38 @@ class Answer(ABC):
     def whole(self, pieces: Sequence[Piece]) -> msgspec.Struct:
         """The whole answer, from each choice in one piece."""
 
-    def broken(self, error: ErrorBody) -> msgspec.Struct:
+    def broken(self, error: shared.ErrorBody) -> msgspec.Struct:
         """The last chunk of a stream that fails: the error."""
         return error
 
     def _final(self, chunk: Finished) -> Finished:
         """Add metrics, timings and warnings to the last chunk or the whole answer."""
         chunk.system_fingerprint, chunk.metrics = self.origin.fingerprint, self._metrics()
-        chunk.timings, chunk.warnings = statistics.timings(self.choices) or UNSET, self._warnings()
+        chunk.timings, chunk.warnings = timings(self.choices) or UNSET, self._warnings()
         return chunk
 
-    def _usage(self) -> Usage | UnsetType | None:
+    @property
+    def usage(self) -> shared.Usage:
+        """Tokens of all choices so far."""
+        return usage(self.choices)
+
+    def _usage(self) -> shared.Usage | UnsetType | None:
         """The ``usage`` of a chunk with choices."""
         found = self.body.stream_options
         if found is None or not self._reports_usage:
             return UNSET
-        return statistics.usage(self.choices) if found.continuous_usage_stats else None
+        return self.usage if found.continuous_usage_stats else None
 
     @property
     def _reports_usage(self) -> bool:
         """Whether a stream ends with a chunk for the usage only."""
         return self.body.stream_options is not None and bool(self.body.stream_options.include_usage)
 
-    def _metrics(self) -> Metrics | UnsetType:
+    def _metrics(self) -> shared.Metrics | UnsetType:
         level = self.body.spec_decode_metrics or "summary"
-        return statistics.metrics(self.choices, level, self.origin.exact) or UNSET
+        return metrics(self.choices, level, self.origin.exact) or UNSET
 
-    def _warnings(self) -> list[RequestWarning] | UnsetType:
+    def _warnings(self) -> list[shared.RequestWarning] | UnsetType:
         return [one.for_client for one in self.warnings] or UNSET
 
     def _replaced(self) -> Iterator[Warned]:
@@ -278,3 +283,117 @@ class Items(Generic[Event]):
     def closes(self, item: Item) -> list[Event]:
         """An item is complete."""
         return []
+
+
+# -- statistics: usage, vLLM's metrics, llama.cpp's timings ------------------------------------------------------------
+
+
+def usage(choices: Sequence[Choice]) -> shared.Usage:
+    """Tokens of all choices so far. A prompt counts once, however many choices continue it."""
+    prompts = [choice for choice in choices if choice.request.fork_of is None]
+    prompt = sum(len(choice.request.prompt) for choice in prompts)
+    completion = sum(choice.completion_tokens for choice in choices)
+    cached = sum(choice.cached_tokens for choice in prompts)
+    counts = completion_details(choices)
+    has_details = counts.reasoning_tokens or counts.accepted_prediction_tokens is not UNSET
+    details = counts if has_details else UNSET
+    return shared.Usage(prompt, completion, prompt + completion, shared.PromptTokensDetails(cached), details)
+
+
+def completion_details(choices: Sequence[Choice]) -> shared.CompletionTokensDetails:
+    """Details of the completion tokens; those about predictions only if there was one."""
+    reasoning = sum(choice.reasoning_tokens for choice in choices)
+    if all(choice.request.prediction is None for choice in choices):
+        return shared.CompletionTokensDetails(reasoning)
+    accepted = sum(choice.accepted_prediction_tokens for choice in choices)
+    rejected = sum(choice.rejected_prediction_tokens for choice in choices)
+    return shared.CompletionTokensDetails(reasoning, accepted, rejected)
+
+
+def metrics(choices: Sequence[Choice], level: shared.MetricsLevel, exact: bool) -> shared.Metrics | None:
+    """Times and drafting of all choices: the first choice's first token, the longest generation, counts added up.
+
+    None if not wanted, or if a choice ended without statistics.
+    """
+    known = [choice.statistics for choice in choices if choice.statistics is not None]
+    if level == "none" or len(known) < len(choices):
+        return None
+    decode = max(one.decode_seconds for one in known)
+    longest = max(choice.completion_tokens for choice in choices)
+    per_step = tokens_per_step(sum(choice.completion_tokens for choice in choices), sum(one.steps for one in known))
+    return shared.Metrics(
+        time_to_first_token_ms=_milliseconds(min(one.time_to_first_token for one in known)),
+        generation_time_ms=_milliseconds(decode),
+        queue_time_ms=_milliseconds(max(one.seconds.get("queue", 0.0) for one in known)),
+        mean_itl_ms=_milliseconds(decode / (longest - 1)) if longest > 1 else None,
+        tokens_per_second=round(sum(one.decode_tokens_per_second for one in known), 2),
+        tokens_per_step=None if per_step is None else round(per_step, 4),
+        exact=exact,
+        resumed=max(len(one.ending.resumed) for one in known),
+        speculative_decoding=speculative_decoding(choices, level),
+    )
+
+
+def timings(choices: Sequence[Choice]) -> shared.Timings | None:
+    """The times of all choices together, in llama.cpp's format; None if one ended without statistics."""
+    known = [choice.statistics for choice in choices if choice.statistics is not None]
+    if len(known) < len(choices):
+        return None
+    counts = usage(choices)
+    cached, written = counts.prompt_tokens_details.cached_tokens, counts.completion_tokens
+    read, later = counts.prompt_tokens - cached, max(0, written - len(choices))  # first tokens come with the prompt
+    prompt_ms = _milliseconds(max(0.0, *(one.time_to_first_token - one.seconds.get("queue", 0.0) for one in known)))
+    decode_ms = _milliseconds(max(one.decode_seconds for one in known))
+    drafting = speculative_decoding(choices, "summary")
+    return shared.Timings(
+        cache_n=cached,
+        prompt_n=read,
+        prompt_ms=prompt_ms,
+        prompt_per_token_ms=_ratio(prompt_ms, read),
+        prompt_per_second=_ratio(1000 * read, prompt_ms),
+        predicted_n=written,
+        predicted_ms=decode_ms,
+        predicted_per_token_ms=_ratio(decode_ms, later),
+        predicted_per_second=_ratio(1000 * later, decode_ms),
+        draft_n=UNSET if drafting is None else drafting.num_draft_tokens,
+        draft_n_accepted=UNSET if drafting is None else drafting.num_accepted_draft_tokens,
+    )
+
+
+def _ratio(over: float, under: float) -> float:
+    return over / under if under else 0.0
+
+
+def speculative_decoding(choices: Sequence[Choice], level: shared.MetricsLevel) -> shared.SpeculativeDecoding | None:
+    """Drafting statistics over the steps that drafted; None if no drafter is configured."""
+    levels = max((choice.statistics.num_spec_tokens for choice in choices if choice.statistics), default=0)
+    if levels == 0:
+        return None
+    steps = [step for choice in choices for step in drafting_steps(choice)]
+    drafted = sum(drafted for drafted, _ in steps)
+    accepted = sum(accepted for _, accepted in steps)
+    histogram = [0] * (levels + 1)
+    for _, count in steps:
+        histogram[count] += 1
+    detailed = level == "detailed"
+    return shared.SpeculativeDecoding(
+        mean_acceptance_length=round(1 + accepted / len(steps), 4) if steps else 1.0,
+        draft_acceptance_rate=round(accepted / drafted, 4) if drafted else 0.0,
+        acceptance_histogram=histogram,
+        num_spec_steps=len(steps),
+        num_accepted_draft_tokens=accepted,
+        num_draft_tokens=drafted,
+        num_spec_tokens=levels,
+        per_step_accepted=[accepted for _, accepted in steps] if detailed else UNSET,
+        per_step_drafted=[drafted for drafted, _ in steps] if detailed else UNSET,
+    )
+
+
+def drafting_steps(choice: Choice) -> list[tuple[int, int]]:
+    """Drafted tokens of each step that drafted, and those accepted that are in the text."""
+    steps = zip(choice.counts.per_step_drafted, choice.counts.per_step_accepted, strict=True)
+    return [(drafted, accepted) for drafted, accepted in steps if drafted]
+
+
+def _milliseconds(seconds: float) -> float:
+    return round(1000 * seconds, 3)

@@ -78,10 +78,9 @@ class EventStream:
     @classmethod
     def of(cls, request: web.Request, framing: Framing) -> EventStream:
         """The stream of the request, which may have started while it waited for its model."""
-        begun = request[BEGUN]
-        if begun.stream is None:
-            begun.stream = cls(request, framing)
-        return begun.stream
+        if STREAM not in request:
+            request[STREAM] = cls(request, framing)
+        return request[STREAM]
 
     @property
     def started(self) -> bool:
@@ -131,28 +130,14 @@ class EventStream:
             await self.break_off(chunk)
 
 
-class Begun:
-    """What has been started in response to a request. response: the one whose headers were sent, None before. stream:
-    the request's event stream."""
-
-    def __init__(self) -> None:
-        self.response: web.StreamResponse | None = None
-        self.stream: EventStream | None = None
-
-    def cut(self, request: web.Request) -> None:
-        """The response failed: close the connection so that it is not taken for complete, unless its stream is."""
-        if not (self.stream is not None and self.stream.over) and request.transport is not None:
-            request.transport.close()
-
-
-#: The key of every request's :class:`Begun`; shared by its clones.
-BEGUN = web.RequestKey("begun", Begun)
+STREAM = web.RequestKey("stream", EventStream)
+#: The response of a request whose headers are about to be sent, or were.
+BEGUN = web.RequestKey("begun", web.StreamResponse)
 
 
 async def begin(request: web.Request, response: web.StreamResponse) -> None:
     """Record the response whose headers are about to be sent."""
-    if BEGUN in request:  # aiohttp itself answers malformed requests
-        request[BEGUN].response = response
+    request[BEGUN] = response
 
 
 def error_body(error: Exception) -> tuple[int, ErrorBody]:
@@ -171,9 +156,9 @@ JSON_TYPES = ("application/json", "application/octet-stream", "application/x-www
 #: Called with the request, and its decoded body if there is one.
 Handler = Callable[..., Awaitable[web.StreamResponse]]
 
-#: Error statuses of routes that read a body and use the engine.
-BODY_ERRORS = (400, 401, 403, 404, 408, 413, 415, 429, 500, 503, 504)
-PLAIN_ERRORS = (401, 403)
+#: Error statuses of routes, and of those that read a body.
+PLAIN_ERRORS = (400, 401, 403, 404, 503)
+BODY_ERRORS = (400, 401, 403, 404, 408, 409, 413, 415, 429, 500, 503, 504)
 
 
 #: Paths that many clients request without /v1, if their base URL lacks it.
@@ -199,7 +184,6 @@ class Route(web.AbstractRouteDef):
 
     body: the struct of the request, passed to the handler; None if there is no body. answer: the struct of the response
     with status 200; None if it has none, and the type ``media``. stream: the response when a stream is requested.
-    errors: statuses besides 200 (default: by whether there is a body). parameters: the meaning of the path's variables.
     query: name, JSON type and meaning of query parameters. always: its body is read even when no requests are taken.
     The summary is the handler's docstring.
     """
@@ -210,8 +194,6 @@ class Route(web.AbstractRouteDef):
     body: Any = None
     answer: Any = None
     stream: Stream | None = None
-    errors: tuple[int, ...] | None = None
-    parameters: tuple[tuple[str, str], ...] = ()
     query: tuple[tuple[str, str, str], ...] = ()
     media: str = "application/json"
     always: bool = False
@@ -231,13 +213,6 @@ class Route(web.AbstractRouteDef):
         request = decoded(body, self.body)
         serve(unknown=unknown_fields(body, self.body))
         return await self.handler(http, request)
-
-    @property
-    def statuses(self) -> tuple[int, ...]:
-        """The errors a client may see."""
-        if self.errors is not None:
-            return self.errors
-        return PLAIN_ERRORS if self.body is None else BODY_ERRORS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,6 +235,10 @@ def error_shape(http: web.Request) -> ErrorShape | None:
 # -- bodies ------------------------------------------------------------------------------------------------------------
 
 
+#: Most bytes of a request's body, or of a message on its WebSocket.
+MOST_BYTES = web.RequestKey("most_bytes", int)
+
+
 async def received(http: web.Request, seconds: float) -> bytes:
     """Read the body. Raises :class:`TooLarge`, and :class:`SlowBody` if it takes longer than ``seconds``."""
     body = bytearray()
@@ -267,8 +246,8 @@ async def received(http: web.Request, seconds: float) -> bytes:
         async with asyncio.timeout(seconds):
             while part := await http.content.readany():
                 body += part
-                if len(body) > http.client_max_size:
-                    raise TooLarge(http.client_max_size)
+                if len(body) > http[MOST_BYTES]:
+                    raise TooLarge(http[MOST_BYTES])
     except TimeoutError:
         raise SlowBody(len(body), seconds) from None
     return bytes(body)

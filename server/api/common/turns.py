@@ -27,7 +27,7 @@ from foresay.server.gateway.keys import CONTEXT
 from foresay.server.models.service import AnswerOrigin, Service
 from foresay.server.schemas import bounds
 from foresay.server.schemas.chat import ChatRequest, CompletionRequest
-from foresay.server.schemas.shared import CONTENT, TEXT, GenerationRequest, Prediction, Speculation
+from foresay.server.schemas.shared import GenerationRequest, Speculation
 from foresay.server.text import conversation
 from foresay.server.text.choice import Choice
 from foresay.server.text.grammars.answers import chat_grammar, wanted
@@ -58,7 +58,8 @@ async def prediction_of(service: Service, body: GenerationRequest, prompts: int 
     """
     if body.prediction is None:
         return None
-    text = predicted_text(body.prediction)
+    content = body.prediction.content
+    text = content if isinstance(content, str) else "".join(part.text for part in content)
     _check_company(body, prompts)
     most = service.opened()[1].max_model_len
     try:
@@ -66,19 +67,6 @@ async def prediction_of(service: Service, body: GenerationRequest, prompts: int 
     except ContextLengthExceeded:
         wrong = f" has more tokens than the answer may have ({most})"
         raise InvalidRequest("prediction.content", wrong) from None
-
-
-def predicted_text(prediction: Prediction) -> str:
-    """The predicted text, with its parts joined."""
-    if prediction.type != CONTENT:
-        raise InvalidRequest("prediction.type", f" must be {CONTENT}, got {prediction.type!r}")
-    if isinstance(prediction.content, str):
-        return prediction.content
-    for index, part in enumerate(prediction.content):
-        if part.type != TEXT:
-            field = ("prediction", "content", index, "type")
-            raise InvalidRequest(field, f" must be {TEXT}, got {part.type!r}")
-    return "".join(part.text for part in prediction.content)
 
 
 def _check_company(body: GenerationRequest, prompts: int) -> None:

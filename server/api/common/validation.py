@@ -73,7 +73,7 @@ _MOST_UNKNOWN, _LONGEST_NAME = 8, 64
 def unknown_fields(body: bytes, kind: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
     """The fields of a valid body that a struct does not have and that are not null, and for each a hint at the known
     one that was meant."""
-    known = [field.encode_name for field in fields_of(kind)]
+    known = kind.__struct_encode_fields__
     given = _decoder(dict[str, msgspec.Raw]).decode(body)
     unknown = (name for name, value in given.items() if name not in known and bytes(value) != b"null")
     found = [name[:_LONGEST_NAME] for name in unknown if name not in IGNORED]

@@ -52,19 +52,15 @@ NAMES = FieldNames(
 NAMES_OF_PROMPT = NAMES.also({"messages.*": "prompt"})
 
 
-def chat_of(body: schemas.OllamaChatRequest, chat_format: ChatFormat) -> ChatRequest:
-    """The equivalent chat request."""
-    messages = _messages(body.messages or [])
+def chat_of(body: schemas.OllamaChatRequest | schemas.OllamaGenerateRequest, chat_format: ChatFormat) -> ChatRequest:
+    """The equivalent chat request. Errors call the messages of one that has a prompt ``prompt``."""
     fields = _shared(body) | _thinking(body.think, chat_format)
-    return validation.converted({"messages": messages, "tools": body.tools} | fields, ChatRequest)
-
-
-def chat_of_prompt(body: schemas.OllamaGenerateRequest, chat_format: ChatFormat) -> ChatRequest:
-    """The chat request of a prompt that uses the chat template. Errors call its messages ``prompt``."""
-    system = [{"role": "system", "content": body.system}] if body.system else []
-    messages = [*system, {"role": "user", "content": body.prompt}]
-    fields = _shared(body) | _thinking(body.think, chat_format)
-    return validation.converted({"messages": messages} | fields, ChatRequest)
+    if isinstance(body, schemas.OllamaChatRequest):
+        fields |= {"messages": _messages(body.messages or []), "tools": body.tools}
+    else:
+        system = [{"role": "system", "content": body.system}] if body.system else []
+        fields["messages"] = [*system, {"role": "user", "content": body.prompt}]
+    return validation.converted(fields, ChatRequest)
 
 
 def fields_of_raw(body: schemas.OllamaGenerateRequest) -> Json:

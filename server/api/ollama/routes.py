@@ -123,7 +123,7 @@ async def _generate(http: web.Request, service: Service, body: schemas.OllamaGen
     with ollama.NAMES_OF_PROMPT as names:
         request: GenerationRequest
         if not body.raw and text.tokenizer.has_template:
-            request = chat = ollama.chat_of_prompt(body, text.chat_format)
+            request = chat = ollama.chat_of(body, text.chat_format)
             choices = await chat_choices(service, chat)
         else:
             request = raw = await _raw(service, body, body.prompt or "")
@@ -211,7 +211,7 @@ def _shown(entry: Model) -> schemas.Shown:
         parameters="\n".join(f"{name} {value}" for name, value in defaults.items() if value is not None),
         template="" if text is None else text.tokenizer.template,
         details=ollama.details(entry.info),
-        model_info=ollama.model_info(entry.name, target, entry.info, entry.longest),
+        model_info=ollama.model_info(entry.name, target, entry.info, entry.service.longest),
         capabilities=["completion"] if text is None else _capabilities(text),
         modified_at=moment(entry.service.server.created),
     )
@@ -263,8 +263,8 @@ ROUTES = [
     Route("POST", "/api/chat", chat, schemas.OllamaChatRequest, schemas.OllamaChatLine, _CHAT),
     Route("POST", "/api/generate", generate, schemas.OllamaGenerateRequest, schemas.OllamaGenerateLine, _GENERATE),
     Route("POST", "/api/pull", pull, schemas.PullRequest, schemas.PullStatus, _PULL),
-    Route("GET", "/api/tags", tags, answer=schemas.Tags, errors=(401, 503)),
-    Route("GET", "/api/ps", running, answer=schemas.Running, errors=(401, 503)),
+    Route("GET", "/api/tags", tags, answer=schemas.Tags),
+    Route("GET", "/api/ps", running, answer=schemas.Running),
     Route("POST", "/api/show", show, schemas.ShowRequest, schemas.Shown),
     Route("GET", "/api/version", version, answer=schemas.OllamaVersion),
 ]

@@ -8,7 +8,6 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET, UnsetType
 
-from foresay.server.api.common import statistics
 from foresay.server.api.common.answer import Answer, known
 from foresay.server.api.common.route import EVENTS, Route, Stream
 from foresay.server.api.common.streaming import leasing
@@ -66,10 +65,8 @@ class ChatAnswer(Answer):
         """The usage chunk, if requested: it has no choices, so only clients that requested it need to handle it."""
         if not self._reports_usage:
             return []
-        usage = statistics.usage(self.choices)
-        return [
-            self._final(schemas.ChatChunk(id=self.id, created=self.created, model=self.model, choices=[], usage=usage))
-        ]
+        chunk = schemas.ChatChunk(id=self.id, created=self.created, model=self.model, choices=[], usage=self.usage)
+        return [self._final(chunk)]
 
     def whole(self, pieces: Sequence[Piece]) -> msgspec.Struct:
         self._note_prompt(0, pieces[0])
@@ -78,7 +75,7 @@ class ChatAnswer(Answer):
             created=self.created,
             model=self.model,
             choices=[self._choice(index, piece) for index, piece in enumerate(pieces)],
-            usage=statistics.usage(self.choices),
+            usage=self.usage,
             prompt_token_ids=known(self._prompt_ids(0)),
             prompt_logprobs=known(self._prompt_logprobs(0)),
         )

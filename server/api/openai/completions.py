@@ -11,7 +11,7 @@ import msgspec
 from aiohttp import web
 from msgspec import UnsetType
 
-from foresay.server.api.common import statistics, validation
+from foresay.server.api.common import validation
 from foresay.server.api.common.answer import Answer, known
 from foresay.server.api.common.route import EVENTS, Route, Stream
 from foresay.server.api.common.streaming import leasing
@@ -104,14 +104,14 @@ class CompletionAnswer(Answer):
     def closing(self) -> list[msgspec.Struct]:
         if not self._reports_usage:
             return []
-        return [self._final(self._chunk([], statistics.usage(self.choices)))]
+        return [self._final(self._chunk([], self.usage))]
 
     def whole(self, pieces: Sequence[Piece]) -> msgspec.Struct:
         choices = []
         for index, piece in enumerate(pieces):
             self._note_prompt(index, piece)
-            choices.append(_nulled(_joined(self._before(index), self._choice_of(index, piece))))
-        return self._final(self._chunk(choices, statistics.usage(self.choices)))
+            choices.append(_whole(self._before(index), self._choice_of(index, piece)))
+        return self._final(self._chunk(choices, self.usage))
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -172,20 +172,15 @@ class CompletionAnswer(Answer):
         return TextCompletion(id=self.id, created=self.created, model=self.model, choices=choices, usage=usage)
 
 
-def _joined(before: CompletionChoice, after: CompletionChoice) -> CompletionChoice:
-    """The prompt's part of a choice merged with the answer's."""
+def _whole(before: CompletionChoice, after: CompletionChoice) -> CompletionChoice:
+    """A whole choice, of the prompt's part and the answer's, with null for what is missing."""
     after.text = before.text + after.text
-    after.prompt_token_ids, after.prompt_logprobs = before.prompt_token_ids, before.prompt_logprobs
     if before.logprobs is not None and after.logprobs is not None:
         for field in CompletionLogprobs.__struct_fields__:
             setattr(after.logprobs, field, getattr(before.logprobs, field) + getattr(after.logprobs, field))
+    after.token_ids, after.prompt_token_ids = known(after.token_ids), known(before.prompt_token_ids)
+    after.prompt_logprobs = known(before.prompt_logprobs)
     return after
-
-
-def _nulled(choice: CompletionChoice) -> CompletionChoice:
-    for field in ("token_ids", "prompt_token_ids", "prompt_logprobs"):
-        setattr(choice, field, known(getattr(choice, field)))
-    return choice
 
 
 @leasing(EVENTS)

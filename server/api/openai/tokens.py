@@ -169,6 +169,6 @@ ROUTES = [
     Route("POST", "/detokenize", detokenize, body=DetokenizeRequest, answer=Detokenized),
     Route("POST", "/v1/chat/completions/render", render, body=ChatRequest, answer=Rendered),
     Route("POST", "/v1/completions/render", render_completion, body=CompletionRequest, answer=list[Rendered]),
-    Route("GET", "/tokenizer_info", tokenizer_info, answer=dict[str, Any], errors=(400, 401, 404, 503)),
+    Route("GET", "/tokenizer_info", tokenizer_info, answer=dict[str, Any]),
     Route("POST", "/apply-template", render, body=ChatRequest, answer=Rendered),
 ]

@@ -17,8 +17,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from foresay.server.api.common import statistics
-from foresay.server.api.common.answer import Answer, Item, Items
+from foresay.server.api.common.answer import Answer, Item, Items, completion_details
 from foresay.server.api.common.route import NAMED_EVENTS
 from foresay.server.api.responses import schemas
 from foresay.server.api.responses.items import Toolbox, new_id, spoken_input
@@ -311,8 +310,8 @@ class ResponseAnswer(Answer):
         """The final response."""
         response, choice = self.response, self.choices[0]
         response.status = status
-        usage = statistics.usage(self.choices)
-        details = msgspec.structs.asdict(statistics.completion_details(self.choices))
+        usage = self.usage
+        details = msgspec.structs.asdict(completion_details(self.choices))
         response.usage = schemas.ResponseUsage(
             usage.prompt_tokens,
             schemas.InputTokensDetails(usage.prompt_tokens_details.cached_tokens),

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import base64
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -49,14 +49,6 @@ class ClientName(NamedTuple):
     custom: bool = False
 
 
-class _Placed(NamedTuple):
-    """A tool, its path in the request, and its namespace."""
-
-    tool: FunctionTool
-    path: Path
-    namespace: FunctionTool | None = None
-
-
 class Toolbox(msgspec.Struct, frozen=True):
     """The tools of one response.
 
@@ -64,31 +56,45 @@ class Toolbox(msgspec.Struct, frozen=True):
     chat's. warnings: about custom tools.
     """
 
-    chat: tuple[Json, ...]
-    paths: tuple[Path, ...]
-    names: dict[str, ClientName]
-    warnings: tuple[Warned, ...]
+    chat: list[Json] = []
+    paths: list[Path] = []
+    names: dict[str, ClientName] = {}
+    warnings: list[Warned] = []
 
     @classmethod
     def of(
         cls, tools: Sequence[FunctionTool] | None, given: Sequence[InputItem], before: Sequence[InputItem]
     ) -> Toolbox:
         """Collect the request's tools and those added by items, now and earlier; errors name the field."""
-        placed = list(_placed(tools or (), ("tools",)))
+        toolbox = cls()
+        toolbox._add(tools or (), ("tools",))
         bringing: list[tuple[Path, InputItem]] = [(("previous_response_id",), item) for item in before]
         bringing += [(("input", index, "tools"), item) for index, item in enumerate(given)]
         for path, item in bringing:
             if item.type == ADDITIONAL:
-                placed += _placed(item.tools or (), path)
-        functions = [(one, _called(one)) for one in placed if one.tool.type in (FUNCTION, CUSTOM)]
-        return cls(
-            chat=tuple(_chat_tool(one) for one in placed),
-            paths=tuple(one.path for one in placed),
-            names={full_name(*name[:2]): name for _, name in functions},
-            warnings=tuple(
-                warning("format_not_enforced", (*one.path, "format")) for one, _ in functions if _grammar(one.tool)
-            ),
-        )
+                toolbox._add(item.tools or (), path)
+        return toolbox
+
+    def _add(self, tools: Sequence[FunctionTool], path: Path, space: FunctionTool | None = None) -> None:
+        """Add tools, those of a namespace one by one. path: of them all. space: their namespace."""
+        for index, tool in enumerate(tools):
+            at = (*path, index)
+            if tool.name is None and tool.type in SERVED:
+                raise InvalidRequest((*at, "name"), " is required")
+            if tool.type == NAMESPACE and space is None:
+                self._add(tool.tools or (), (*at, "tools"), tool)
+                continue
+            chat: Json = {"type": tool.type}
+            if tool.type in (FUNCTION, CUSTOM):
+                name = ClientName(tool.name or "", space.name if space else None, tool.type == CUSTOM)
+                self.names[full_name(*name[:2])] = name
+                about = {"name": full_name(*name[:2]), "description": _description(tool, space)}
+                takes = {"parameters": _TEXT} if name.custom else {"parameters": tool.parameters, "strict": tool.strict}
+                chat = {"type": FUNCTION, "function": about | takes}
+            if _grammar(tool):
+                self.warnings.append(warning("format_not_enforced", (*at, "format")))
+            self.chat.append(chat)
+            self.paths.append(at)
 
     @property
     def fields(self) -> dict[Path, Path]:
@@ -119,45 +125,12 @@ def arguments_of(text: str) -> str:
     return msgspec.json.encode({"input": text}).decode()
 
 
-def _placed(tools: Sequence[FunctionTool], path: Path, namespace: FunctionTool | None = None) -> Iterator[_Placed]:
-    for index, tool in enumerate(tools):
-        at = (*path, index)
-        if tool.type == NAMESPACE and namespace is None:
-            if tool.name is None:
-                raise InvalidRequest((*at, "name"), " is required")
-            yield from _placed(tool.tools or (), (*at, "tools"), tool)
-        else:
-            yield _Placed(tool, at, namespace)
-
-
-def _called(one: _Placed) -> ClientName:
-    if one.tool.name is None:
-        raise InvalidRequest((*one.path, "name"), " is required")
-    namespace = None if one.namespace is None else one.namespace.name
-    return ClientName(one.tool.name, namespace, one.tool.type == CUSTOM)
-
-
-def _chat_tool(one: _Placed) -> Json:
-    tool = one.tool
-    if tool.type not in (FUNCTION, CUSTOM):
-        return {"type": tool.type}
-    custom = tool.type == CUSTOM
-    function = {
-        "name": full_name(*_called(one)[:2]),
-        "description": _description(one),
-        "parameters": _TEXT if custom else tool.parameters,
-        "strict": None if custom else tool.strict,
-    }
-    return {"type": FUNCTION, "function": function}
-
-
-def _description(one: _Placed) -> str | None:
+def _description(tool: FunctionTool, space: FunctionTool | None) -> str | None:
     """The description for the model; the first tool of a namespace includes the namespace's."""
-    lines = [one.tool.description] if one.tool.description else []
-    space = one.namespace
-    if space is not None and space.description and space.tools and one.tool is space.tools[0]:
+    lines = [tool.description] if tool.description else []
+    if space is not None and space.description and space.tools and tool is space.tools[0]:
         lines.insert(0, f"({space.name}: {space.description})")
-    if grammar := _grammar(one.tool):
+    if grammar := _grammar(tool):
         lines.append(f"The input follows this grammar ({grammar.get('syntax')}):\n{grammar.get('definition')}")
     return "\n".join(lines) or None
 

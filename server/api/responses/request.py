@@ -75,7 +75,7 @@ def chat_request(
         "max_completion_tokens": body.max_output_tokens,
         "store": None if body.store else body.store,  # chats are not kept, and warn of it
         "logprobs": True if schemas.LOGPROBS in (body.include or ()) or body.top_logprobs else None,
-        "tools": list(toolbox.chat) or None,
+        "tools": toolbox.chat or None,
         "tool_choice": _tool_choice(body.tool_choice),
         "parallel_tool_calls": body.parallel_tool_calls,
         "response_format": _response_format(body.text.format if body.text else None),

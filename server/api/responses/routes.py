@@ -16,14 +16,13 @@ import asyncio
 import time
 import uuid
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 from aiohttp import web
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from foresay.server.api.common.route import BODY_ERRORS, Route, Stream, json_response, spellings
+from foresay.server.api.common.route import Route, Stream, json_response, spellings
 from foresay.server.api.common.streaming import leasing, stream
 from foresay.server.api.common.turns import chat_prompt
 from foresay.server.api.responses import schemas
@@ -195,33 +194,21 @@ async def cancel(http: web.Request) -> web.Response:
 
 async def input_items(http: web.Request) -> web.Response:
     """List the input items of a response, including those of the earlier conversation."""
-    entries = [(item.id or "", item) for item in _found(http).items]
-    return json_response(schemas.ItemList(**_page(http, entries)))
-
-
-def _page(http: web.Request, entries: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """A page of entries, each given with its id, for the query's ``order``, ``after`` and ``limit``, in the format of
-    OpenAI's lists."""
+    items, limit = list(_found(http).items), http.query.get("limit", "20")
     order, after = http.query.get("order", "desc"), http.query.get("after")
-    limit = _limit(http.query.get("limit", "20"))
+    if not limit.isdecimal() or len(limit) > len(str(MOST_LISTED)) or not 1 <= int(limit) <= MOST_LISTED:
+        raise InvalidRequest("limit", f" must be a number, between 1 and {MOST_LISTED}, got {limit!r}")
     if order not in ("asc", "desc"):
         raise InvalidRequest("order", f" must be asc or desc, got {order!r}")
-    entries = entries[::-1] if order == "desc" else entries
+    items = items[::-1] if order == "desc" else items
     if after is not None:
-        positions = [index for index, (id, _) in enumerate(entries) if id == after]
-        if not positions:
+        begin = next((index for index, item in enumerate(items, start=1) if item.id == after), None)
+        if begin is None:
             raise InvalidRequest("after", f": there is no item {after!r}")
-        entries = entries[positions[0] + 1 :]
-    ids, data = [id for id, _ in entries[:limit]], [one for _, one in entries[:limit]]
-    first, last = (ids[0], ids[-1]) if ids else (None, None)
-    return {"data": data, "first_id": first, "last_id": last, "has_more": len(entries) > limit}
-
-
-def _limit(given: str) -> int:
-    """How many items a page may have."""
-    if not given.isdecimal() or len(given) > len(str(MOST_LISTED)) or not 1 <= int(given) <= MOST_LISTED:
-        raise InvalidRequest("limit", f" must be a number, between 1 and {MOST_LISTED}, got {given!r}")
-    return int(given)
+        items = items[begin:]
+    page = items[: int(limit)]
+    first, last = (page[0].id, page[-1].id) if page else (None, None)
+    return json_response(schemas.ItemList(data=page, first_id=first, last_id=last, has_more=len(items) > len(page)))
 
 
 async def connect(http: web.Request) -> web.StreamResponse:
@@ -243,17 +230,15 @@ def _found(http: web.Request) -> Record:
     return record
 
 
-_ID = (("response_id", "the id of a response"),)
-_READ = (400, 401, 404)
 EVENTS = Stream(FRAMING, (ResponseEvent,))
 _ALL, _ONE = "/v1/responses", "/v1/responses/{response_id}"
 ROUTES = [
-    Route("POST", _ALL, create, schemas.ResponseRequest, schemas.Response, EVENTS, (*BODY_ERRORS, 409)),
+    Route("POST", _ALL, create, schemas.ResponseRequest, schemas.Response, EVENTS),
     Route("POST", f"{_ALL}/input_tokens", count, schemas.ResponseRequest, schemas.InputTokens),
     Route("POST", f"{_ALL}/compact", compact, schemas.CompactRequest, schemas.Compaction),
-    Route("GET", _ONE, retrieve, None, schemas.Response, None, _READ, _ID),
-    Route("DELETE", _ONE, delete, None, schemas.DeletedResponse, None, _READ, _ID),
-    Route("POST", f"{_ONE}/cancel", cancel, None, schemas.Response, None, _READ, _ID),
-    Route("GET", f"{_ONE}/input_items", input_items, None, schemas.ItemList, None, _READ, _ID, LIST_QUERY),
+    Route("GET", _ONE, retrieve, answer=schemas.Response),
+    Route("DELETE", _ONE, delete, answer=schemas.DeletedResponse),
+    Route("POST", f"{_ONE}/cancel", cancel, answer=schemas.Response),
+    Route("GET", f"{_ONE}/input_items", input_items, answer=schemas.ItemList, query=LIST_QUERY),
     *[web.get(path, connect, allow_head=False) for path in spellings(_ALL)],
 ]

@@ -23,7 +23,7 @@ import msgspec
 from aiohttp import WSCloseCode, WSMsgType, web
 from msgspec import UNSET, UnsetType
 
-from foresay.server.api.common.route import error_body
+from foresay.server.api.common.route import MOST_BYTES, error_body
 from foresay.server.api.common.validation import named
 from foresay.server.api.responses.answer import Cancelled
 from foresay.server.api.responses.schemas import ResponseRequest
@@ -173,7 +173,7 @@ class Socket:
         self._ws = ws = web.WebSocketResponse(
             heartbeat=limits.heartbeat,
             compress=False,
-            max_msg_size=self._http.client_max_size,
+            max_msg_size=self._http[MOST_BYTES],
             protocols=_protocols(self._http),
             timeout=limits.closing,
             writer_limit=0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -133,10 +133,6 @@ def given_now(
     return before, () if before is None else before.conversation, given
 
 
-#: Makes the choice that continues earlier items with others.
-Attempt = Callable[[Sequence[schemas.InputItem], Sequence[schemas.InputItem]], Awaitable[Choice]]
-
-
 async def _choice(
     service: Service,
     body: schemas.ResponseRequest,
@@ -146,36 +142,26 @@ async def _choice(
     toolbox: Toolbox,
     generates: bool,
 ) -> tuple[Choice, int]:
-    """The choice to run, and how many items were dropped to make it fit (with truncation ``auto``): so that all the
-    requested output fits, if possible; else some.
+    """The choice to run, and how many items were dropped to make it fit (with truncation ``auto``): as few of the
+    oldest turns as possible, so that all the requested output fits, if possible; else some.
     """
     spoken = [] if before is None or before.fingerprint != service.fingerprint else before.tokens
     attempt = partial(_attempt, service, body, toolbox, generates, spoken)
-    if body.truncation != "auto":
-        return await attempt(earlier, given), 0
-    try:
-        return await _shortened(partial(attempt, strict=True), earlier, given)
-    except ContextLengthExceeded:
-        return await _shortened(attempt, earlier, given)
-
-
-async def _shortened(
-    attempt: Attempt, earlier: Sequence[schemas.InputItem], given: list[schemas.InputItem]
-) -> tuple[Choice, int]:
-    """The choice without as few of the oldest turns as make it fit, and how many items these were."""
-    with contextlib.suppress(ContextLengthExceeded):
-        return await attempt(earlier, given), 0
     items = [*earlier, *given]
     starts = [index for index, item in enumerate(items) if index and item.role == "user"]
-    best: tuple[Choice, int] | None = None
-    low, high = 0, len(starts)
-    while low < high:  # in few attempts: each one renders and encodes the conversation
-        middle = (low + high) // 2
-        try:
-            best, high = (await attempt((), items[starts[middle] :]), starts[middle]), middle
-        except ContextLengthExceeded:
-            low = middle + 1
-    return (await attempt(earlier, given), 0) if best is None else best
+    for strict in (True, False) if body.truncation == "auto" else ():
+        with contextlib.suppress(ContextLengthExceeded):
+            return await attempt(earlier, given, strict), 0
+        best, low, high = None, 0, len(starts)
+        while low < high:  # in few attempts: each one renders and encodes the conversation
+            middle = (low + high) // 2
+            try:
+                best, high = (await attempt((), items[starts[middle] :], strict), starts[middle]), middle
+            except ContextLengthExceeded:
+                low = middle + 1
+        if best is not None:
+            return best
+    return await attempt(earlier, given), 0
 
 
 async def _attempt(

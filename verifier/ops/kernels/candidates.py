@@ -79,7 +79,7 @@ def gumbel_at(key, columns, token_ids, width):
 _COLDEST, _BROKEN = tl.constexpr(records.COLDEST), tl.constexpr(BROKEN)
 NO_TOKEN, INFINITY = tl.constexpr(0x7FFFFFFF), tl.constexpr(float("inf"))
 #: Less than any entry: fills a list after its end.
-_NOTHING = tl.constexpr(-(1 << 63))
+NOTHING = tl.constexpr(-(1 << 63))
 # Planes of ``size`` floats, one per row and block: largest logit and noisy logit, and the masses relative to them.
 _TOPS, _MASSES, _NOISY_TOPS, _NOISY_MASSES = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 #: Blocks of one row that are merged at once, entries of a list, and tokens that the search processes at once.
@@ -116,7 +116,7 @@ def entry_of(values, columns):
 @triton.jit
 def parts_of(entries):
     """The value and the column of an entry; minus infinity for no entry."""
-    values = tl.where(entries == _NOTHING, -INFINITY, unordered(entries >> 32))
+    values = tl.where(entries == NOTHING, -INFINITY, unordered(entries >> 32))
     return values, (entries & NO_TOKEN).to(tl.int32) ^ NO_TOKEN
 
 
@@ -139,7 +139,7 @@ def list_largest(entries, out, rounds):
     while turn < rounds:
         largest = tl.max(entries, axis=0)
         tl.store(out + turn, largest)
-        entries = tl.where(entries == largest, _NOTHING, entries)
+        entries = tl.where(entries == largest, NOTHING, entries)
         turn += 1
 
 
@@ -165,14 +165,14 @@ def scan(logits, token_ids, temperature, top_ks, top_ps, min_ps, seeds, position
     scaled = tl.div_rn(tl.where(raw < INFINITY, raw, INFINITY if EXACT else -INFINITY), heat)
     top_and_mass(scaled, floats + at, size * _TOPS, size * _MASSES)
     if listed:
-        list_largest(tl.where(inside, entry_of(scaled, columns), _NOTHING), lists + at * (MOST + 1), limit + 1)
+        list_largest(tl.where(inside, entry_of(scaled, columns), NOTHING), lists + at * (MOST + 1), limit + 1)
     if (listed == 0) | (EXACT == 0):
         if hot:
             key = noise_key(tl.load(seeds + row), tl.load(positions + row))
             scaled += gumbel_at(key, columns, token_ids, width)
         if EXACT == 0:
             top_and_mass(scaled, floats + at, size * _NOISY_TOPS, size * _NOISY_MASSES)
-        list_largest(tl.where(inside, entry_of(scaled, columns), _NOTHING), noisy_lists + at * count, count)
+        list_largest(tl.where(inside, entry_of(scaled, columns), NOTHING), noisy_lists + at * count, count)
 
 
 @triton.jit
@@ -180,15 +180,15 @@ def merge_lists(lists, blocks, rounds, length, MOST: tl.constexpr, MERGE: tl.con
     """int64[MOST]: the largest ``rounds`` entries of the lists of a row's blocks, in order, nothing after them; and the
     last of these, which is not among them if it is one more."""
     block, lane = tl.arange(0, MERGE), tl.arange(0, MOST)
-    heads = tl.load(lists + block * length, block < blocks, _NOTHING)
-    taken, merged = tl.zeros((MERGE,), tl.int32), tl.full((MOST,), _NOTHING, tl.int64)
-    turn, largest = 0, tl.full((), _NOTHING, tl.int64)
+    heads = tl.load(lists + block * length, block < blocks, NOTHING)
+    taken, merged = tl.zeros((MERGE,), tl.int32), tl.full((MOST,), NOTHING, tl.int64)
+    turn, largest = 0, tl.full((), NOTHING, tl.int64)
     while turn < rounds:
         largest = tl.max(heads, axis=0)
         merged = tl.where(lane == turn, largest, merged)
-        first = (heads == largest) & (largest > _NOTHING)
+        first = (heads == largest) & (largest > NOTHING)
         taken += first.to(tl.int32)
-        following = tl.load(lists + block * length + taken, first & (taken < rounds), _NOTHING)
+        following = tl.load(lists + block * length + taken, first & (taken < rounds), NOTHING)
         heads = tl.where(first, following, heads)
         turn += 1
     return merged, largest
@@ -227,7 +227,7 @@ def kept_of(entries, after, mass, top, by_k, limit, p, min_p, MOST: tl.constexpr
 def likelier(start, token_ids, heat, key, pivot, min_p, top, width, TILE: tl.constexpr):
     """How many tokens of a row are likelier than the pivot, their mass, and which of them wins."""
     count, mass, tile = 0, 0.0, 0
-    best = tl.full((), _NOTHING, tl.int64)
+    best = tl.full((), NOTHING, tl.int64)
     while tile < width:
         columns = tile + tl.arange(0, TILE)
         scaled = tl.div_rn(tl.load(start + columns, columns < width, -INFINITY), heat)
@@ -238,7 +238,7 @@ def likelier(start, token_ids, heat, key, pivot, min_p, top, width, TILE: tl.con
             mass += tl.sum(tl.where(above, weights, 0.0), axis=0)
             noisy = scaled + gumbel_at(key, columns, token_ids, width)
             possible = above & (weights >= min_p)
-            best = tl.maximum(tl.max(tl.where(possible, entry_of(noisy, columns), _NOTHING), axis=0), best)
+            best = tl.maximum(tl.max(tl.where(possible, entry_of(noisy, columns), NOTHING), axis=0), best)
         tile += TILE
     _, winner = parts_of(best)
     return count, mass, winner
@@ -289,14 +289,14 @@ def decide(logits, token_ids, temperature, top_ks, top_ps, min_ps, seeds, positi
     key = noise_key(tl.load(seeds + row), tl.load(positions + row))
     top, mass = mass_of(floats, size, row, blocks, _TOPS, _MASSES, MERGE)
     start, decided = logits + row * width, 0
-    entries, log_sum = tl.full((MOST,), _NOTHING, tl.int64), tl.full((), 0.0, tl.float32)
+    entries, log_sum = tl.full((MOST,), NOTHING, tl.int64), tl.full((), 0.0, tl.float32)
     if listed:
         likeliest, after = merge_lists(lists + row * blocks * (MOST + 1), blocks, limit + 1, MOST + 1, MOST, MERGE)
         kept, decides = kept_of(likeliest, after, mass, top, by_k, limit, p, min_p, MOST)
         decided = decides.to(tl.int32)
         scaled, columns = parts_of(likeliest)
         noisy = scaled + gumbel_at(key, tl.where(kept, columns, 0), token_ids, width)
-        entries = tl.sort(tl.where(kept, entry_of(noisy, columns), _NOTHING), descending=True)
+        entries = tl.sort(tl.where(kept, entry_of(noisy, columns), NOTHING), descending=True)
         largest = tl.max(tl.where(kept, noisy, -INFINITY), axis=0)
         log_sum = largest + tl.log(tl.sum(tl.where(kept, tl.exp(noisy - largest), 0.0), axis=0))
     if (decided == 0) & ((listed == 0) | (EXACT == 0)):

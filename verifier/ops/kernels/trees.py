@@ -7,7 +7,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from foresay.verifier.ops.kernels.candidates import NO_TOKEN, NOTHING, entry_of, parts_of
 from foresay.verifier.ops.kernels.pdl import wait_turn
+from foresay.verifier.ops.kernels.rows import kept, updated
 
 
 @triton.jit(do_not_specialize=["rows", "pages", "width", "depth_stride"])
@@ -170,3 +172,70 @@ def known_rows(tokens, read, out, last, rows, TRANSLATED: tl.constexpr, ROWS: tl
     if TRANSLATED:
         token = tl.load(read + token, inside, 0)
     tl.store(out + row, token, inside)
+
+
+@triton.jit(do_not_specialize=["width"])
+def weigh_level(front, bars, out, width, SHARES: tl.constexpr, WORD: tl.constexpr, CHAINED: tl.constexpr):
+    """Grid (S,): whether the children of one tree's nodes are worth their level."""
+    wait_turn(CHAINED)
+    tree, node = tl.program_id(0), tl.arange(0, WORD)
+    inside, own = node < width, bars + tree * (SHARES + 2)
+    score = tl.load(front + tree * width + node, inside, float("-inf"))
+    chance, beyond = kept(tl.exp(score)), 0.0
+    for share in tl.static_range(SHARES):
+        more = tl.maximum(chance * tl.load(own + share) - tl.load(own + SHARES), 0.0)
+        beyond += tl.sum(tl.where(inside, more, 0.0), axis=0)
+    goes = beyond >= tl.load(own + SHARES + 1)
+    tl.store(out + tree * width + node, tl.where(goes, score, float("-inf")), inside)
+
+
+@triton.jit(do_not_specialize=["size", "most", "width"])
+def choose_nodes(roots, tokens, parents, scores, depths, rows, levels, prices, limits, chosen_tokens, chosen_parents,
+                 ancestors, chosen_depths, counts, chosen_rows, numbers, chosen_scores, size, most, width,
+                 BLOCK: tl.constexpr, WORD: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+    """Grid (S,): one tree. The likeliest candidates are listed one after the other, then those that are worth their
+    rows are written in their order. A candidate's number is one more than its index: the root has none."""
+    wait_turn(CHAINED)
+    tree, index, node = tl.program_id(0), tl.arange(0, BLOCK), tl.arange(0, WORD)
+    known, first, to = tl.load(levels + tree), tree * size, tree * width
+    depth = tl.load(depths + index, index < size, NO_TOKEN)
+    score = tl.load(scores + first + index, index < size, float("-inf"))
+    there = (depth <= known) & (score > float("-inf"))
+    entries = kept(tl.where(there, entry_of(score, index.to(tl.int32)), NOTHING))
+    best, total = kept(tl.full((WORD,), NO_TOKEN, tl.int32)), kept(tl.zeros((WORD,), tl.float32))
+    for turn in tl.range(most):
+        largest = tl.max(entries, axis=0)
+        entries = updated(entries, tl.where(entries == largest, NOTHING, entries))
+        value, at = parts_of(largest)
+        best = updated(best, tl.where(node == turn, at, best))
+        total = updated(total, tl.where(node > turn, total + tl.exp(value), total))
+    gain = kept(total - tl.load(prices + to + node, node < width, float("inf")))
+    worth = tl.min(tl.where(gain == tl.max(gain, axis=0), node, WORD).to(tl.int32), axis=0)
+    worth = tl.minimum(tl.maximum(worth, 1), tl.load(limits + tree).to(tl.int32) - 1)
+    left = kept(tl.where(node < worth, best, NO_TOKEN))
+    count = tl.sum((left < NO_TOKEN).to(tl.int32), axis=0)
+    tl.store(counts + tree, (count + 1).to(tl.int64))
+    bits = tl.full((WORD,), 1, tl.int64) << node.to(tl.int64)
+    word, number = kept(bits | 1), kept(tl.where(node == 0, node, NO_TOKEN).to(tl.int32))
+    root = (node == 0).to(tl.int64)
+    rest = (node < width) & ((node == 0) | (node > count))
+    tl.store(chosen_tokens + to + node, tl.load(roots + tree) * root, rest)
+    tl.store(chosen_parents + to + node, -root, rest)
+    tl.store(chosen_depths + to + node, tl.zeros((WORD,), tl.int32), rest)
+    tl.store(chosen_rows + to + node, root - 1, rest)
+    tl.store(chosen_scores + to + node, tl.zeros((WORD,), tl.float32), rest)
+    for slot in tl.range(count):
+        at = tl.min(left, axis=0)
+        left = updated(left, tl.where(left == at, NO_TOKEN, left))
+        number = updated(number, tl.where(node == slot + 1, at + 1, number))
+        above = tl.sum((number <= tl.load(parents + first + at)).to(tl.int32), axis=0) - 1
+        path = tl.sum(tl.where(node == above, word, 0), axis=0)
+        word = updated(word, tl.where(node == slot + 1, bits | path, word))
+        deep = tl.load(depths + at)
+        tl.store(chosen_tokens + to + slot + 1, tl.maximum(tl.load(tokens + first + at), 0))
+        tl.store(chosen_parents + to + slot + 1, above.to(tl.int64))
+        tl.store(chosen_depths + to + slot + 1, deep.to(tl.int32))
+        tl.store(chosen_rows + to + slot + 1, tl.where(deep < known, tl.load(rows + at), -1))
+        tl.store(chosen_scores + to + slot + 1, tl.load(scores + first + at))
+    tl.store(ancestors + to + node, word, node < width)
+    tl.store(numbers + to + node, tl.where(number < NO_TOKEN, number, -1).to(tl.int64), node < width)

@@ -204,9 +204,10 @@ class Language(Functions):
         made.counts, made.below = -1, end
         return made
 
-    def range(self, count: int) -> Iterator[Block]:
+    def range(self, count: int | Block) -> Iterator[Block]:
         """A loop of the machine: its body is emitted once, and changes only what is ``updated`` or stored."""
-        with self.k.loop(0, count) as at, self._knowing():
+        end = self.read(count.to(I64), ()) if isinstance(count, Block) else count
+        with self.k.loop(0, end) as at, self._knowing():
             yield self.number(at)
 
     # -- loops ------------------------------------------------------------------------------------------------------

@@ -201,50 +201,17 @@ _LOWEST = float("-inf")
 _KNOTS = 2 * LANES
 
 
-def keep_children(
-    children: Tensor,
-    chances: Tensor,
-    above: Above,
-    marks: Tensor,
-    curves: Pieces | None = None,
-) -> Kept:
+def keep_children(children: Tensor, chances: Tensor, above: Above, marks: Tensor, curves: Pieces) -> Kept:
     """As :func:`foresay.verifier.ops.sample.keep_children`."""
     (sequences, rows, looked), (front, count) = children.shape, (above.scores.shape[1], len(marks))
     assert front <= MOST_CHILDREN and looked <= MOST_CHILDREN, "a tree has no more nodes"
     kept = Kept(*(launch.room((sequences, count), of) for of in (torch.int64,) * 3 + (torch.float32, torch.int64)))
-    knots, slopes, shifts, pieces, least = curves or (0, 0, 0, 0, 0.0)
-    groups = 0 if curves is None else curves.slopes.shape[1] // pieces
-    _keeping_children(groups, pieces, least)(
+    knots, slopes, shifts, pieces, least = curves
+    _keeping_children(slopes.shape[1] // pieces, pieces, least)(
         children, chances, *above, marks, knots, slopes, shifts, *kept,
         sequences, rows, front, looked, count,
     )  # fmt: skip
     return kept
-
-
-def worth_another(front: Tensor, bars: Tensor) -> Tensor:
-    """As :func:`foresay.verifier.ops.sample.worth_another`."""
-    out = launch.room(front.shape, torch.float32)
-    _weighing(bars.shape[1])(front, bars, out, *front.shape)
-    return out
-
-
-@Compiled
-def _weighing(numbers: int) -> Kernel:
-    k = Kernel("worth_another")
-    front, bars, out, width = *(k.pointer(index) for index in range(3)), k.number(4)
-    with k.share(k.number(3)) as sequence:
-        *shares, row, level = (k.load(bars, F32, sequence * numbers + index) for index in range(numbers))
-        beyond = k.variable(k.constant(0.0, F32))
-        with k.loop(0, width) as node:
-            chance = k.exp(k.load(front, F32, sequence * width + node))
-            for share in shares:
-                more = chance * share - row
-                beyond.value = beyond.value + k.select(more > 0.0, more, 0.0)
-        goes = beyond.value >= level
-        with k.loop(0, width) as node:
-            at = sequence * width + node
-            k.store(k.select(goes, k.load(front, F32, at), _LOWEST), out, at)
-    return k
 
 
 @Compiled
@@ -293,8 +260,6 @@ class _Keeper:
 
     def _hit(self, sequence: Value, rank: Value, chance: Value) -> Value:
         k, (groups, pieces, least) = self.k, self.curves
-        if not groups:
-            return chance
         sound = k.select(chance > least, chance, least)
         below = k.constant(0)
         for at in range(0, _KNOTS, LANES):
