@@ -134,9 +134,9 @@ def servers_of(args: Namespace, folder: Path) -> Iterator[Restarted]:
         own = ["--kv-disk", disk, "--max-model-len", str(args.length)]
         yield Restarted(name, [*FORESAY, args.target, *own], "/ready", {"model": None}, headed=name == BEFORE)
     if args.llama_server:
-        command = llama.compiled(args.llama_server, args.gguf, llama.PLAIN, threads.wanted(), 2, context=args.length)
+        argv = llama.compiled(args.llama_server, args.gguf, llama.PLAIN, threads.num_threads(), 2, context=args.length)
         reuse = ["--cache-reuse", "256", "--slot-save-path", f"{folder}/"]
-        yield Restarted(THEIRS, [*command, *reuse], "/health", {"cache_prompt": True}, slots=2)
+        yield Restarted(THEIRS, [*argv, *reuse], "/health", {"cache_prompt": True}, slots=2)
 
 
 def summary(taken: Sequence[Taken]) -> dict[str, Any]:

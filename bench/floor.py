@@ -87,7 +87,7 @@ class Reads:
 
     def __call__(self) -> float:
         """Bytes per second of the fastest of them, by as many threads as the kernels have."""
-        with torchs_threads(threads.wanted()):
+        with torchs_threads(threads.num_threads()):
             fastest = min(timed(read) for read in self._reads)
         time.sleep(_REST)
         return PROBE_BYTES / fastest

@@ -95,7 +95,7 @@ class Hybrid(Bench):
 
     def _model(self, pool: PagePool, shape: ModelShape, name: str) -> ModelRunner:
         fields = Fields(self.fields or {}, "made")
-        config = replace(ModelConfig.of(fields), quantization=read_quantization(fields))
+        config = replace(ModelConfig.read(fields), quantization=read_quantization(fields))
         decoder = random_decoder(self.device, config, self.positions)
         if config.stack.recurrence is not None:
             pool.attach(StatePages(*state_pages(EngineConfig(max_seqs=4), True), pool.page_size))

@@ -120,7 +120,7 @@ def bytes_read(decoder: Decoder, rows: int = 1) -> float:
     for layer in decoder.layers:
         if layer.experts is not None:
             how = layer.experts.routing
-            shares |= dict.fromkeys(layer.inner, 1 - (1 - how.chosen / how.experts) ** rows)
+            shares |= dict.fromkeys(layer.feed_forward, 1 - (1 - how.top_k / how.experts) ** rows)
     return sum(each.nbytes * shares.get(each, 1.0) for each in decoder.linears)
 
 

@@ -83,7 +83,7 @@ def main(args: Namespace) -> dict[str, Any]:
     if bool(args.gguf) != bool(args.llama_server or args.xllamacpp):
         raise BadOption("--gguf goes together with --llama-server or --xllamacpp")
     shape: dict[str, Any] = {"target": Path(args.target).name, "draft": None, "max_tokens": args.max_tokens}
-    shape["server_threads"] = args.threads or threads.wanted()
+    shape["server_threads"] = args.threads or threads.num_threads()
     if args.llama_server:
         shape["llama.cpp"] = llama.version(args.llama_server)
     if args.xllamacpp:
@@ -150,7 +150,7 @@ def instructed(kind: str, prompt: prompts.Prompt) -> prompts.Prompt:
 
 def servers_of(args: Namespace, slots: int) -> Iterator[Server]:
     """All servers. slots: requests at once."""
-    count = args.threads or threads.wanted()
+    count = args.threads or threads.num_threads()
     for way in args.ways:
         draft, *flags = shlex.split(way)
         shown = " ".join(Path(word).name for word in draft.replace(":", " ").split())

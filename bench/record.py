@@ -40,7 +40,7 @@ def machine() -> dict[str, Any]:
     return {
         "cpu": cpu_model(),
         "cores": os.cpu_count(),
-        "threads": threads.wanted(),
+        "threads": threads.num_threads(),
         "load_1m": round(os.getloadavg()[0], 2),
         "gpu": gpu,
         "python": platform.python_version(),

@@ -11,7 +11,7 @@ from math import prod
 
 from bench.inflate import SHAPES, Shape
 from foresay.verifier.model.config import ModelConfig, numbers_per_token
-from foresay.verifier.model.layers import Attention, HeadNorm, Stack
+from foresay.verifier.model.layers import Attention, QKNorm, Stack
 from foresay.verifier.model.products import NormKind
 
 #: The longest context measured, with room for a tree.
@@ -33,7 +33,7 @@ class ModelShape:
         """A decoder of this shape that can carry the function of ``source``: its rotation and its norm's eps."""
         sizes, scale = self.sizes, self.head_dim**-0.5
         norm = NormKind(source.rms_norm_eps * source.hidden_size / sizes.hidden)
-        heads = HeadNorm(norm) if self.qk_norm else None
+        heads = QKNorm(norm) if self.qk_norm else None
         attention = Attention(sizes.heads, sizes.kv_heads, self.head_dim, scale, source.rope, norm=heads)
         return ModelConfig(
             architecture="Qwen3ForCausalLM" if self.qk_norm else "LlamaForCausalLM",

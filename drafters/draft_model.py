@@ -48,7 +48,7 @@ from foresay.verifier.graphs.proposer import AcceptedTree
 from foresay.verifier.graphs.state import BatchSlot, StepState
 from foresay.verifier.heads.vocabulary import DraftVocabulary
 from foresay.verifier.model.forward import forward
-from foresay.verifier.model_runner import ModelRunner, go_on
+from foresay.verifier.model_runner import ModelRunner, replay_state
 from foresay.verifier.ops.trees import known_tokens, move_paths
 
 #: Committed text is caught up in chunks of at most this many rows, to bound the pass's memory.
@@ -76,7 +76,7 @@ class DraftModelDrafter(TreeDrafter):
         device = model.store.device
         super().__init__(name, device, model.store.pool, token_ids)
         self.model, self.vocabulary = model, vocabulary
-        self._cut = model.decoder if vocabulary is None else vocabulary.cut(model.decoder)
+        self._cut = model.decoder if vocabulary is None else vocabulary.restrict(model.decoder)
         self._read, self._known = read, model.vocab_size if read is None else len(read)
         self._read_there = None if read is None else read.to(device)
         # Of recurrent layers: the state of each text, and its batch index in the last passes.
@@ -249,7 +249,7 @@ class RecurrentDraftDrafter(DraftModelDrafter):
         super().committed(sequence, path)
         text, base = self._texts.get(sequence.id), sequence.table.length - len(path)
         if grown is not None and index is not None and text is not None and text.length == base:
-            go_on(self._store, text, index, grown.rows_of(path)[: len(path) - 1])
+            replay_state(self._store, text, index, grown.rows_of(path)[: len(path) - 1])
 
     def finished(self, sequence: SequenceState) -> None:
         """Its checkpoints stay for other requests."""

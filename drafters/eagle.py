@@ -74,7 +74,7 @@ class EagleDrafter(FeatureDrafter):
         super().__init__(name, head.config.needs, features, head.token_ids)
         self.store = KVStore(pool, kv_shapes(layer), kv or head.dtype, device)
         self.head, self.vocabulary, self.deepest = head, vocabulary, head.config.guesses or None
-        self._cut = head if vocabulary is None else head.drafting(vocabulary)
+        self._cut = head if vocabulary is None else head.with_vocabulary(vocabulary)
         self._warned = False
         self._masks: dict[tuple[int, int], tuple[Nodes, Tensor]] = {}  # of a head that has them
 

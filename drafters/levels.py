@@ -39,7 +39,7 @@ from foresay.verifier.graphs.rows import TextEnds
 from foresay.verifier.graphs.state import BatchSlot, StepState
 from foresay.verifier.heads.vocabulary import DraftVocabulary
 from foresay.verifier.ops.eager import compiled
-from foresay.verifier.ops.kernels.cpu.launch import borrowed
+from foresay.verifier.ops.kernels.cpu.launch import alias
 from foresay.verifier.ops.trees import ChosenTree
 
 #: There is room for at least this many tokens of a text.
@@ -74,7 +74,7 @@ class Levels:
                 logits = next(parts, None)
             if logits is None:
                 break
-            seen.append(borrowed(logits))
+            seen.append(alias(logits))
             if self._each == 2 or not len(seen) % 2:
                 yield
         if not self.plan.shape.is_chain:
@@ -358,7 +358,7 @@ class TreeDrafter(Passes):
     def learn(self, sequence: SequenceState, path: list[int], chain: Sequence[int] = ()) -> None:
         """Update the calibration, and the vocabulary. chain: what a captured step drafted, unless it was a tree."""
         if self.vocabulary is not None:
-            self.vocabulary.said(sequence.id, sequence.tokens, sequence.prompt_length, sequence.private)
+            self.vocabulary.observe(sequence.id, sequence.tokens, sequence.prompt_length, sequence.private)
         if grown := self._grown.pop(sequence.id, None):
             grown.learn(path)
         elif chain:
@@ -371,7 +371,7 @@ class TreeDrafter(Passes):
         """Forget what was proposed."""
         self._grown.pop(sequence.id, None)
         if self.vocabulary is not None:
-            self.vocabulary.finished(sequence.id)
+            self.vocabulary.drop_text(sequence.id)
 
 
 def levels_ahead(shape: TreeShape) -> int:

@@ -7,7 +7,7 @@ occurrence (reference: algorithms, 3.9), found in an index as the suffix drafter
 from __future__ import annotations
 
 from foresay.drafters.lookup import LookupDrafter
-from foresay.drafters.suffix.suffix_tree import Contexts
+from foresay.drafters.suffix.suffix_tree import SuffixTree
 from foresay.spec.names import NGRAM
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
@@ -16,7 +16,7 @@ from foresay.spec.tree import DraftTree, TreeShape
 _MOST_READ = 256
 
 
-class NgramDrafter(LookupDrafter[Contexts]):
+class NgramDrafter(LookupDrafter[SuffixTree]):
     """Chains by n-gram lookup in the sequence's own text, as deep as their shapes have levels."""
 
     name = NGRAM
@@ -27,14 +27,14 @@ class NgramDrafter(LookupDrafter[Contexts]):
 
     def extend(self, sequence: SequenceState) -> None:
         """Index some of the prompt."""
-        self._of(sequence).take(_MOST_READ)
+        self._of(sequence).index(_MOST_READ)
 
-    def _begin(self, sequence: SequenceState) -> Contexts:
-        return Contexts(sequence.tokens, self._longest)
+    def _begin(self, sequence: SequenceState) -> SuffixTree:
+        return SuffixTree(sequence.tokens, self._longest)
 
     def _tree(self, sequence: SequenceState, shape: TreeShape) -> DraftTree | None:
         tokens, text = sequence.tokens, self._of(sequence)
-        text.take(_MOST_READ)
+        text.index(_MOST_READ)
         found = text.matches(tokens)
         if not found or found[-1][0] < self._shortest or not shape.levels:
             return None

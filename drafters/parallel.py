@@ -68,7 +68,7 @@ class DFlashDrafter(TextStateDrafter):
         if key not in self._blocks:
             self._blocks[key] = MaskBlock(*key, config, self.device)
         block, roots = self._blocks[key], known_tokens(state.roots.contiguous(), self.head.vocab_size)
-        return self.head.guess(block, state, roots, self.hidden_states)
+        return self.head.draft_states(block, state, roots, self.hidden_states)
 
 
 class DSparkDrafter(DFlashDrafter):

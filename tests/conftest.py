@@ -51,12 +51,12 @@ def process_as_it_was(one_thread: None) -> Iterator[None]:
     A server in this process takes the lines of some loggers to itself, and an engine needs neither gradients nor more
     threads than it was given.
     """
-    grad, torch_threads, kernel_threads = torch.is_grad_enabled(), torch.get_num_threads(), threads.wanted()
+    grad, torch_threads, kernel_threads = torch.is_grad_enabled(), torch.get_num_threads(), threads.num_threads()
     root, known = logging.root.level, [(one, one.level, one.propagate, list(one.handlers)) for one in loggers()]
     yield
     torch.set_grad_enabled(grad)
     torch.set_num_threads(torch_threads)
-    threads.use(kernel_threads)
+    threads.set_num_threads(kernel_threads)
     logging.disable(logging.NOTSET)
     logging.root.setLevel(root)  # its handlers are pytest's
     for logger, level, propagate, handlers in known:

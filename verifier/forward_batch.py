@@ -33,7 +33,7 @@ class RowGroup:
     """Rows for the same attention kernel: all nodes of trees (or short chains), or all long chunks of text."""
 
     rows: slice
-    paged: AttentionMetadata
+    metadata: AttentionMetadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class StaticRows:
     block: StaticRows | None = None
     dense: Callable[[Any, Tensor, Tensor, Any, Tensor | None], Tensor] | None = None
 
-    def of_layer(self, windowed: bool, causal: bool = True) -> StaticRows:
+    def for_layer(self, windowed: bool, causal: bool = True) -> StaticRows:
         """The rows for a layer. windowed: whether it keeps them in window pages."""
         assert not windowed or self.windowed is not None, "it is known where window pages are"
         own = self.windowed if windowed else None if causal else self.block
@@ -90,7 +90,7 @@ class Sizes(NamedTuple):
     text_rows: int = 0
 
     @classmethod
-    def of(cls, rows: Sequence[Rows]) -> Sizes:
+    def from_rows(cls, rows: Sequence[Rows]) -> Sizes:
         """Exactly what these rows need."""
         count = pages = logits = texts = text_rows = 0
         for part in rows:
@@ -101,23 +101,23 @@ class Sizes(NamedTuple):
                 texts, text_rows = texts + 1, text_rows + own
         return cls(count, len(rows), pages, logits, texts, text_rows)
 
-    def takes(self, rows: Sequence[Rows]) -> bool:
+    def fits(self, rows: Sequence[Rows]) -> bool:
         """Whether a captured pass of this size can run these rows: texts as many as it has, with little padding."""
-        own = Sizes.of(rows)
-        of_trees = zip(self.of_trees, own.of_trees, strict=True)
-        fits = self.holds(own) and all(room >= need for room, need in of_trees)
+        own = Sizes.from_rows(rows)
+        of_trees = zip(self.tree_capacity, own.tree_capacity, strict=True)
+        fits = self.covers(own) and all(room >= need for room, need in of_trees)
         return fits and self.texts == own.texts and 0 <= self.text_rows - own.text_rows < MAX_NODES
 
     @property
-    def of_trees(self) -> tuple[int, int]:
+    def tree_capacity(self) -> tuple[int, int]:
         """Rows and sequences of trees: those of texts come after them."""
         return self.rows - self.text_rows, self.sequences - self.texts
 
-    def holds(self, need: Sizes) -> bool:
+    def covers(self, need: Sizes) -> bool:
         """Whether this much fits, wherever texts are."""
         return all(map(operator.ge, self[:4], need))
 
-    def grown(self, other: Sizes) -> Sizes:
+    def enlarged(self, other: Sizes) -> Sizes:
         """Capacity for both and some more: powers of two."""
         pairs = zip(self[:4], other, strict=False)
         return Sizes(*(1 << (max(pair) - 1).bit_length() if max(pair) else 0 for pair in pairs))
@@ -151,8 +151,8 @@ class ForwardBatch:
         states: StatePages | None = None,
         narrow: bool = False,
     ) -> None:
-        self.sizes, self._size, self._finds, self._windows = sizes, page_size, device.type == "cpu", windows
-        self._narrow = narrow and self._finds
+        self.sizes, self._size, self._is_planned, self._windows = sizes, page_size, device.type == "cpu", windows
+        self._narrow = narrow and self._is_planned
         self.drafted, self.starts = False, [0]
         rows, sequences, trees = (sizes.rows,), (sizes.sequences,), (sizes.sequences, MAX_NODES)
         columns: dict[str, Column] = {
@@ -179,7 +179,7 @@ class ForwardBatch:
                 "stops": ((sizes.sequences, 2), torch.int32),
                 "first_nodes": (sequences, torch.int32),
             }
-        if not self._finds:
+        if not self._is_planned:
             columns |= {"depths": (rows, torch.int32), "positions": (rows, torch.int64)}
             columns |= {prefix + "slots": (rows, torch.int64) for prefix in self._prefixes}
             columns |= {"text_offsets": ((sizes.texts + 1,), torch.int32)}
@@ -195,11 +195,11 @@ class ForwardBatch:
     @classmethod
     def of(cls, rows: Sequence[Rows], device: torch.device, windows: WindowPages | None = None) -> StaticRows:
         """The static rows for a pass that is run once, op by op. windows: of the store, if it has such pages."""
-        written = cls(Sizes.of(rows), rows[0].table.pool.page_size, device, windows)
+        written = cls(Sizes.from_rows(rows), rows[0].table.pool.page_size, device, windows)
         written.write(rows)
-        return written.laid_out()
+        return written.static_rows()
 
-    def laid_out(self) -> StaticRows:
+    def static_rows(self) -> StaticRows:
         """The static rows that a pass reads."""
         rows = self._with_windows(self._laid_out)
         return replace(rows, sampled=self._with_windows(self._narrowed)) if self._narrow else rows
@@ -231,14 +231,14 @@ class ForwardBatch:
         states = None
         if "states" in there:
             states = StateRows(paged, there["states"], there["stops"], there["first_nodes"], rows)
-        if not self._finds:
+        if not self._is_planned:
             slots, groups = there[pages + "slots"], self._groups(pages + "tables")
             given = there["tokens"], there["positions"], slots, groups, there["logits_indices"]
             return StaticRows(*given, states=states)
         plan = plan_attention(paged, self.sizes.rows, rows)
         groups = (RowGroup(slice(0, self.sizes.rows), paged),)
         return StaticRows(
-            there["tokens"], plan.positions, plan.own, groups, there["logits_indices"], rows, logits, None, states
+            there["tokens"], plan.positions, plan.row_slots, groups, there["logits_indices"], rows, logits, None, states
         )
 
     def _narrowed(self, pages: str) -> StaticRows:
@@ -249,11 +249,11 @@ class ForwardBatch:
         paged.is_prefill, paged.sequences = there["is_prefill"], there["counts"][2:]
         plan = plan_attention(paged, self.sizes.logits, count)
         groups = (RowGroup(slice(0, self.sizes.logits), paged),)
-        return StaticRows(there["tokens"], plan.positions, plan.own, groups, count=count)
+        return StaticRows(there["tokens"], plan.positions, plan.row_slots, groups, count=count)
 
     def _groups(self, tables: str) -> tuple[RowGroup, ...]:
         """On a device: trees, then texts. tables: the column."""
-        there, (row, number) = self.tensors, self.sizes.of_trees
+        there, (row, number) = self.tensors, self.sizes.tree_capacity
         trees, texts = slice(0, row), slice(row, self.sizes.rows)
         of_trees, of_texts = (
             AttentionMetadata(there[tables][part], self._size, there["lengths"][part], offsets)
@@ -279,7 +279,7 @@ class ForwardBatch:
             to["lengths"][number] = part.base
             if self._narrow:
                 self._write_narrow(index, number, part)
-            if not self._finds:
+            if not self._is_planned:
                 self._write_positions(slice(row, end), part)
             elif part.words is not None:
                 to["words"][row:end] = signed(part.words)
@@ -302,11 +302,11 @@ class ForwardBatch:
         to, trees = self._staged.arrays, [part.tree for part in rows]
         self.drafted = any(tree is not None and len(tree) > 1 for tree in trees)
         self._sampled, self._at, self.starts, number, row = [None] * len(rows), [], [0], 0, 0
-        for name in () if self._finds else ("offsets", "tokens", "positions", *self._slots, "logits_indices"):
+        for name in () if self._is_planned else ("offsets", "tokens", "positions", *self._slots, "logits_indices"):
             to[name][:] = 0  # padding, where nothing is written
         for part in rows:
-            text = not self._finds and (is_text(part) or not self.sizes.of_trees[1])
-            row, number = max((row, number), self.sizes.of_trees) if text else (row, number)
+            text = not self._is_planned and (is_text(part) or not self.sizes.tree_capacity[1])
+            row, number = max((row, number), self.sizes.tree_capacity) if text else (row, number)
             end = row + len(part.tokens)
             self._write_offset(part, number, end, text)
             first = {"all": row, "last": end - 1, "none": end}[part.logits]
@@ -322,8 +322,8 @@ class ForwardBatch:
 
     def _write_offset(self, part: Rows, number: int, end: int, text: bool) -> None:
         """Write where the rows of a sequence end, and so those after it, which are padding until they are written."""
-        to, (first_row, first) = self._staged.arrays, self.sizes.of_trees
-        assert self._finds or text or number < first, "texts come last"
+        to, (first_row, first) = self._staged.arrays, self.sizes.tree_capacity
+        assert self._is_planned or text or number < first, "texts come last"
         to["offsets"][number + 1 :], to["is_prefill"][number] = end, part.words is None
         if text:
             to["text_offsets"][number - first + 1 :] = end - first_row

@@ -37,7 +37,7 @@ from foresay.verifier.ops.sample import edit_logits, sample_rows
 from foresay.verifier.ops.trees import accept_paths, move_paths
 
 
-def woken_of(spans: Sequence[Tensor]) -> Tensor | None:
+def active_experts(spans: Sequence[Tensor]) -> Tensor | None:
     """int64[L]: how many experts of each mixture had rows, from what ``forward`` appends; None: there is no mixture."""
     return torch.cat([each[:1] for each in spans]) if spans else None
 
@@ -85,17 +85,17 @@ def accept_and_move(
     return paths
 
 
-def go_on(store: StateStore, state: TextState, index: int, path: Sequence[int]) -> None:
+def replay_state(store: StateStore, state: TextState, index: int, path: Sequence[int]) -> None:
     """Replay the records of a path's nodes. index: the index of the sequence in the last pass."""
     if store.layers.tails.device.type != "cpu":
-        return _go_on_there(store, state, index, path)
+        return _replay_on_device(store, state, index, path)
     nodes = torch.tensor(path, dtype=torch.int64)
     for source, destination, count in state.replays(len(path)):
         done, nodes = nodes.split((count, len(nodes) - count))
         replay(store.layers, source, destination, not state.length, index, done.contiguous())
 
 
-def _go_on_there(store: StateStore, state: TextState, index: int, path: Sequence[int]) -> None:
+def _replay_on_device(store: StateStore, state: TextState, index: int, path: Sequence[int]) -> None:
     """The same on a device, without waiting for it."""
     if not path:
         return
@@ -118,7 +118,7 @@ class GraphRunner:
     ) -> None:
         self._decoder, self._store, self._requested, self.sizes = decoder, store, features, sizes
         states, stack = None if store.states is None else store.states.pages, decoder.config.stack
-        narrow = stack.storing < len(stack.layers) and (features or FeatureRequest()).below(stack.storing)
+        narrow = stack.num_kv_layers < len(stack.layers) and (features or FeatureRequest()).below(stack.num_kv_layers)
         self._batch = ForwardBatch(sizes, store.pool.page_size, store.device, store.windows, states, narrow)
         self._rows: Sequence[Rows] = ()
         self._logits: Tensor
@@ -126,16 +126,16 @@ class GraphRunner:
         self._sampled: Tensor
         self._verified: Tensor
         self._spans: list[Tensor] = []
-        self._woken: Tensor | None = None
+        self._active_experts: Tensor | None = None
         self._replay = capture(self._work)
 
     def _work(self) -> Iterator[None]:
         with torch.inference_mode():
-            rows = self._batch.laid_out()
+            rows = self._batch.static_rows()
             self._spans.clear()
             self._logits, self._features = forward(self._decoder, rows, self._store, self._requested, self._spans)
             if self._store.device.type != "cpu":
-                self._woken = woken_of(self._spans)
+                self._active_experts = active_experts(self._spans)
         yield
         if not self.sizes.logits:
             return
@@ -152,7 +152,7 @@ class GraphRunner:
         self._rows = rows
         self._batch.write(rows)
         self._replay.run(_FORWARD)
-        woken = woken_of(self._spans) if self._store.device.type == "cpu" else self._woken
+        woken = active_experts(self._spans) if self._store.device.type == "cpu" else self._active_experts
         names = () if features is None else features.names
         own = {name: self._batch.without_padding(self._of_all(name)) for name in names}
         return Forward(self._logits, self._batch.starts, own, woken)
@@ -192,7 +192,7 @@ def _of_tree(row: list[int], nodes: int) -> Verified:
 
 
 #: For a runner of a few short texts.
-_ROOM = Sizes(16, 1, 16, 16)
+_MIN_SIZES = Sizes(16, 1, 16, 16)
 
 
 class ModelRunner:
@@ -201,8 +201,8 @@ class ModelRunner:
     room: the least capacity of a CPU's first recording: if a later pass needs more, it is recorded again.
     """
 
-    def __init__(self, decoder: Decoder, store: KVStore, max_positions: int, room: Sizes = _ROOM) -> None:
-        self.decoder, self.store, self._room = decoder, store, room
+    def __init__(self, decoder: Decoder, store: KVStore, max_positions: int, min_sizes: Sizes = _MIN_SIZES) -> None:
+        self.decoder, self.store, self._min_sizes = decoder, store, min_sizes
         self._replayed: dict[FeatureRequest | None, list[GraphRunner]] = {}
         self._last: GraphRunner | None = None
         self._kept = store.tensors[0]
@@ -216,7 +216,7 @@ class ModelRunner:
         """
         passes = self._replayed[features] = []
         for each in sizes:
-            passes.append(self._made(features, each, capture))
+            passes.append(self._runner(features, each, capture))
             yield
 
     def drop_recordings(self) -> None:
@@ -228,38 +228,38 @@ class ModelRunner:
     def record(self, features: FeatureRequest | None) -> None:
         """Record passes on a CPU now, instead of at the first one."""
         if compiled(self._kept) and not self._replayed.get(features):
-            self._record(features, self._room)
+            self._record(features, self._min_sizes)
 
     def _record(self, features: FeatureRequest | None, need: Sizes) -> None:
         passes = self._replayed.setdefault(features, [])
-        fits = not passes and self._room.holds(need)
-        sizes = self._room if fits else (passes[0].sizes if passes else self._room).grown(need)
-        passes[:] = [self._made(features, sizes, recorded)]
+        fits = not passes and self._min_sizes.covers(need)
+        sizes = self._min_sizes if fits else (passes[0].sizes if passes else self._min_sizes).enlarged(need)
+        passes[:] = [self._runner(features, sizes, recorded)]
 
     def run(self, rows: Sequence[Rows], features: FeatureRequest | None = None) -> Forward:
         """One forward pass over ragged rows of several sequences: trees, chains and prefill chunks mixed.
 
         Logits and features stay on the model's device. Both are valid until the next pass.
         """
-        self._last = self._holding(rows, features) or self._made(features, Sizes.of(rows), Eager)
+        self._last = self._fitting_runner(rows, features) or self._runner(features, Sizes.from_rows(rows), Eager)
         return self._last(rows, features)
 
-    def _made(self, features: FeatureRequest | None, sizes: Sizes, capture: Capture) -> GraphRunner:
+    def _runner(self, features: FeatureRequest | None, sizes: Sizes, capture: Capture) -> GraphRunner:
         return GraphRunner(self.decoder, self.store, features, sizes, capture)
 
-    def _holding(self, rows: Sequence[Rows], features: FeatureRequest | None) -> GraphRunner | None:
+    def _fitting_runner(self, rows: Sequence[Rows], features: FeatureRequest | None) -> GraphRunner | None:
         """A captured pass that has room for these; None to run them in eager mode."""
         if features is None and not self._replayed.get(None):  # one that returns features also serves passes without
             features = next((requested for requested, passes in self._replayed.items() if passes), None)
         passes = self._replayed.setdefault(features, [])
         if compiled(self._kept):
-            need = Sizes.of(rows)
-            if not passes or not passes[0].sizes.holds(need):
+            need = Sizes.from_rows(rows)
+            if not passes or not passes[0].sizes.covers(need):
                 self._record(features, need)
             return passes[0]
         if self.store.device.type == "cpu":
             return None
-        return next((one for one in passes if one.sizes.takes(rows)), None)
+        return next((one for one in passes if one.sizes.fits(rows)), None)
 
     def verify(self, edits: Sequence[LogitEdits | None]) -> list[Verified | None]:
         """Sample tokens on the model's device, since logarithms differ between devices."""
@@ -272,18 +272,18 @@ class ModelRunner:
         if self.store.states is None or (state := recurrent_state(table)) is None:
             return
         if not advanced:
-            self._go_on(self.store.states, table, state, path)
+            self._replay_state(self.store.states, table, state, path)
         elif advanced == len(path):
             state.commit_rows(advanced)
 
-    def _go_on(self, store: StateStore, table: PageTable, state: TextState, path: Sequence[int]) -> None:
+    def _replay_state(self, store: StateStore, table: PageTable, state: TextState, path: Sequence[int]) -> None:
         certain = table.length - len(path) - state.length
         if certain:
             state.commit_rows(certain)
         if not path:
             return
         assert self._last is not None, "there was a pass"
-        go_on(store, state, self._last.index_of(table), path)
+        replay_state(store, state, self._last.index_of(table), path)
 
     def missing(self, table: PageTable) -> int:
         """Committed tokens without valid KV in this store."""

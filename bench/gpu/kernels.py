@@ -60,7 +60,7 @@ def each(task: Task, calls: Sequence[Callable[[], object]]) -> float:
 
 def product(task: Task, those: Sequence[Linear], x: Tensor) -> dict[str, Any]:
     """Ours and the library's product of the same weights, neither with a prefetch; and ours with it."""
-    ours = [partial(one.unfinished, x) for one in those]
+    ours = [partial(one.split_k, x) for one in those]
     with patch.object(pdl, "PDL", False):
         taken = each(task, ours)
     theirs = each(task, [partial(functional.linear, x, one._packed.plain()) for one in those])
@@ -70,7 +70,7 @@ def product(task: Task, those: Sequence[Linear], x: Tensor) -> dict[str, Any]:
 
 def error_of(matrix: Linear, x: Tensor) -> float:
     """||found - wanted|| / ||wanted|| of its product, including the gate."""
-    made, packed = matrix.unfinished(x), matrix._packed
+    made, packed = matrix.split_k(x), matrix._packed
     found = made if isinstance(made, Tensor) else finish(made, x.dtype, packed.gated)
     wanted = torch.cat([functional.linear(x.double(), part.double()) for part in packed.plain().split(16384)], dim=-1)
     if packed.gated:
@@ -89,7 +89,7 @@ def attention(task: Task, bench: Bench, rows: int, context: int) -> dict[str, An
     tree, numbers = (proposer.propose(ground.state), torch.arange(rows, device=where)[None].contiguous())
     static = rows_of(ground.state, Nodes(tree.tokens, numbers, tree.ancestors, tree.depths))
     query = torch.randn(rows, config.num_heads, config.head_dim, device=where).to(task.device.dtype)
-    given = static.groups[0].paged, config.first.attention.scale, None, 0, static.count
+    given = static.groups[0].metadata, config.first.attention.scale, None, 0, static.count
     stores = [target.store.layer(layer) for layer in range(config.num_layers)]
     calls = [partial(tree_attention, query, keys, values, *given, scales) for keys, values, scales in stores]
     taken = each(task, calls)

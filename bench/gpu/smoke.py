@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from bench.gpu.worker import CHECK, Task
-from foresay.verifier.ops.kernels.pdl import wait_turn
+from foresay.verifier.ops.kernels.pdl import gdc_wait
 
 #: Pairs of launches of a chain; numbers that a program copies, or reads at once; how often each chain is run.
 PAIRS, BLOCK, ROUNDS = 100, 8192, 20
@@ -47,9 +47,9 @@ def card(task: Task) -> None:
 
 
 @triton.jit
-def next_of(source, target, BLOCK: tl.constexpr, CHAINED: tl.constexpr):
+def next_of(source, target, BLOCK: tl.constexpr, USE_GDC: tl.constexpr):
     """target = source + 1, of int32. Grid (numbers / BLOCK,). It begins as every kernel of ours."""
-    wait_turn(CHAINED)
+    gdc_wait(USE_GDC)
     lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(target + lane, tl.load(source + lane) + 1)
 

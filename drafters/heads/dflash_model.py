@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from foresay.drafters.heads.lesson import Lesson, soft_cross_entropy
 from foresay.drafters.heads.stack import HeadModel, HeadShape, Texts
+from foresay.drafters.heads.training_batch import TrainingBatch, soft_cross_entropy
 from foresay.verifier.heads.config import HeadConfig, with_layers
 from foresay.verifier.heads.paged import DFlashHead
 from foresay.verifier.model.layers import Attention
@@ -77,50 +77,50 @@ class DFlashModel(HeadModel[DFlashHead]):
         self.shape = shape
         self.lm_head.weight.requires_grad_(self.truncated)
 
-    def losses(self, lesson: Lesson) -> Iterator[Tensor]:
+    def losses(self, batch: TrainingBatch) -> Iterator[Tensor]:
         """One loss for each pass over the text. A deeper guess counts less, as it is needed less often."""
-        (chances, known), size = lesson.chances(slice(None), self.token_ids), self.shape.block_size
-        first = int(lesson.tokens.sum()) % size
+        (chances, known), size = batch.target_probs(slice(None), self.token_ids), self.shape.block_size
+        first = int(batch.tokens.sum()) % size
         weights = [math.exp(-2.0 * depth / size) for depth in range(size - 1)]
         for over in range(min(OVERS, size)):
-            total = torch.zeros((), device=lesson.tokens.device)
-            for depth, (states, rows) in enumerate(self._guesses(lesson, (first + over * size // OVERS) % size)):
-                about = lesson.about(rows)
+            total = torch.zeros((), device=batch.tokens.device)
+            for depth, (states, rows) in enumerate(self._guesses(batch, (first + over * size // OVERS) % size)):
+                about = batch.row_indices(rows)
                 counts = None if known is None else known[about]
-                cap = None if self.truncated else lesson.cap
-                loss = soft_cross_entropy(lesson.taken(states, rows), self.lm_head.weight, chances[about], counts, cap)
+                cap = None if self.truncated else batch.logit_cap
+                loss = soft_cross_entropy(batch.select(states, rows), self.lm_head.weight, chances[about], counts, cap)
                 total = total + weights[depth] / sum(weights) / OVERS * loss
             yield total
 
-    def guesses(self, lesson: Lesson) -> Iterator[tuple[Tensor, slice]]:
+    def guesses(self, batch: TrainingBatch) -> Iterator[tuple[Tensor, slice]]:
         """Those of each place in a block, on the unchanged text."""
-        return self._guesses(lesson, 1)
+        return self._guesses(batch, 1)
 
-    def logits(self, lesson: Lesson, states: Tensor) -> Tensor:
+    def logits(self, batch: TrainingBatch, states: Tensor) -> Tensor:
         """Capped as the target's if the output matrix is."""
-        found = super().logits(lesson, states)
-        return found if self.truncated else lesson.capped(found)
+        found = super().logits(batch, states)
+        return found if self.truncated else batch.cap_logits(found)
 
-    def _guesses(self, lesson: Lesson, first: int) -> Iterator[tuple[Tensor, slice]]:
+    def _guesses(self, batch: TrainingBatch, first: int) -> Iterator[tuple[Tensor, slice]]:
         """The states of each guess of the blocks from ``first`` on, [B, R / K, H], and the target's rows they are
         compared with."""
-        size, tokens = self.shape.block_size, lesson.tokens
+        size, tokens = self.shape.block_size, batch.tokens
         count = (tokens.shape[1] - first) // size * size
         with references():
-            states = self._states(lesson, first, count)
+            states = self._states(batch, first, count)
         for depth in range(1, size):
             yield states[:, depth::size], slice(first + depth - 1, first + count - 1, size)
 
-    def _states(self, lesson: Lesson, first: int, count: int) -> Tensor:
+    def _states(self, batch: TrainingBatch, first: int, count: int) -> Tensor:
         """[B, R, H]: the states of the ``count`` rows of the blocks from ``first`` on."""
-        (texts, length), size, device = lesson.tokens.shape, self.shape.block_size, lesson.tokens.device
+        (texts, length), size, device = batch.tokens.shape, self.shape.block_size, batch.tokens.device
         anchors, head = torch.arange(count, device=device) // size * size, self.served(length)
         roots = torch.arange(count, device=device) % size == 0
-        rows = lesson.tokens[:, first : first + count].masked_fill(~roots, self.shape.mask_token_id)
+        rows = batch.tokens[:, first : first + count].masked_fill(~roots, self.shape.mask_token_id)
         before = torch.arange(length, device=device) < first + anchors[:, None]
         store: Any = _Blocks(self.described, texts, texts * length, device)
         store.seen = torch.cat((before, anchors == anchors[:, None]), dim=1)
-        whole, features = store.rows(lesson.tokens), {name: lesson.features[name].flatten(0, 1) for name in self.needs}
+        whole, features = store.rows(batch.tokens), {name: batch.features[name].flatten(0, 1) for name in self.needs}
         head.inject(features, whole.positions, whole.slots, store)
         states: Tensor = head.run_rows(store.rows(rows, first), store)[0].unflatten(0, (texts, count))
         return states

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foresay.drafters.heads.lesson import Depth, Lesson, judge, soft_cross_entropy
 from foresay.drafters.heads.stack import Texts, TrainedStack
+from foresay.drafters.heads.training_batch import DepthMetrics, TrainingBatch, evaluate, soft_cross_entropy
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Decoder, Packed
 from foresay.verifier.model.fields import Fields
@@ -30,14 +30,14 @@ class StudentModel(TrainedStack):
     needs: tuple[str, ...] = ()
 
     def __init__(self, values: Mapping[str, object]) -> None:
-        self.values, self.shape = values, ModelConfig.of(Fields(values, "the draft model's shape"))
+        self.values, self.shape = values, ModelConfig.read(Fields(values, "the draft model's shape"))
         super().__init__(self.shape)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """int64[B, T] -> [B, T, H]: the input of the output matrix."""
         store: Any = Texts(self.shape, len(tokens), tokens.numel(), tokens.device)
         with references():
-            decoder = Decoder(self.shape, Packed.of(self.shape, self.weights()), tokens.shape[1])
+            decoder = Decoder(self.shape, Packed.pack(self.shape, self.weights()), tokens.shape[1])
             hidden: Tensor = run_layers(decoder, store.rows(tokens), store)[0].unflatten(0, tokens.shape)
         return hidden
 
@@ -50,19 +50,19 @@ class StudentModel(TrainedStack):
     def _output(self) -> Tensor:
         return self.get_parameter(EMBEDDING if self.shape.tie_word_embeddings else LM_HEAD)
 
-    def losses(self, lesson: Lesson) -> Iterator[Tensor]:
+    def losses(self, batch: TrainingBatch) -> Iterator[Tensor]:
         """One loss, over all rows."""
         rows, stack = slice(None), self.shape.stack
-        hidden = lesson.taken(self(lesson.tokens), rows)
+        hidden = batch.select(self(batch.tokens), rows)
         hidden = hidden if stack.logit_scale == 1.0 else hidden * stack.logit_scale
-        yield soft_cross_entropy(hidden, self._output, lesson.chances(rows)[0], cap=stack.logit_cap)
+        yield soft_cross_entropy(hidden, self._output, batch.target_probs(rows)[0], cap=stack.logit_cap)
 
     @torch.no_grad()
-    def judged(self, lesson: Lesson, generator: torch.Generator) -> list[Depth]:
+    def evaluate(self, batch: TrainingBatch, generator: torch.Generator) -> list[DepthMetrics]:
         """Its quality, the same at any depth."""
         rows = slice(None)
-        hidden = lesson.taken(self(lesson.tokens), rows)
-        return [judge(self.logits(hidden), lesson.target_logits(rows), generator)]
+        hidden = batch.select(self(batch.tokens), rows)
+        return [evaluate(self.logits(hidden), batch.target_logits(rows), generator)]
 
     def published(self) -> dict[str, Tensor]:
         """The tensors under transformers' names."""

@@ -28,8 +28,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foresay.drafters.heads.lesson import Lesson, soft_cross_entropy
 from foresay.drafters.heads.stack import HeadModel, HeadShape, Texts
+from foresay.drafters.heads.training_batch import TrainingBatch, soft_cross_entropy
 from foresay.verifier.heads.config import HeadConfig, continued
 from foresay.verifier.heads.paged import EagleHead
 from foresay.verifier.model.layers import Attention
@@ -85,42 +85,42 @@ class EagleModel(HeadModel[EagleHead]):
         super().__init__(config, embed, token_ids, lm_head)
         self.shape, self.passes = shape, passes
 
-    def losses(self, lesson: Lesson, done: float = 1.0) -> Iterator[Tensor]:
+    def losses(self, batch: TrainingBatch, done: float = 1.0) -> Iterator[Tensor]:
         """One loss: later passes count less, rows whose likeliest token is not a draft token do not count.
 
         done: the completed share of the run. Later passes are only trained towards its end: a head learns mostly from
         the first pass, which costs a fraction of them all.
         """
-        chances, known = lesson.chances(slice(None), self.token_ids)
-        total = torch.zeros((), device=lesson.tokens.device)
-        for number, (hidden, rows) in enumerate(self._passes(lesson, self.passes_at(done))):
-            about = lesson.about(rows)
+        chances, known = batch.target_probs(slice(None), self.token_ids)
+        total = torch.zeros((), device=batch.tokens.device)
+        for number, (hidden, rows) in enumerate(self._passes(batch, self.passes_at(done))):
+            about = batch.row_indices(rows)
             counts = None if known is None else known[about]
-            states = lesson.taken(hidden, rows)
+            states = batch.select(hidden, rows)
             total = total + DECAY**number * soft_cross_entropy(states, self.lm_head.weight, chances[about], counts)
         yield total
 
-    def guesses(self, lesson: Lesson) -> Iterator[tuple[Tensor, slice]]:
+    def guesses(self, batch: TrainingBatch) -> Iterator[tuple[Tensor, slice]]:
         """Those of each pass."""
-        return self._passes(lesson, self.passes)
+        return self._passes(batch, self.passes)
 
     def passes_at(self, done: float) -> int:
         """How many passes are trained after that share of a run: one for the first three fifths, all in the last
         one."""
         return min(self.passes, 1 + max(0, math.ceil((done - FIRST_ALONE) / ADDED_IN * (self.passes - 1))))
 
-    def _passes(self, lesson: Lesson, passes: int) -> Iterator[tuple[Tensor, slice]]:
+    def _passes(self, batch: TrainingBatch, passes: int) -> Iterator[tuple[Tensor, slice]]:
         """The states of each pass's guesses, [B, R, H], and the target's rows they are compared with.
 
         Rows that do not have a row for every pass of the head are cut.
         """
-        texts, length = lesson.tokens.shape
+        texts, length = batch.tokens.shape
         rows, head = length - self.passes - 1, self.served(length)
-        store: Any = _Chains(self.described, texts, texts * rows, lesson.tokens.device)
+        store: Any = _Chains(self.described, texts, texts * rows, batch.tokens.device)
         with references():
-            hidden = head.fuse({name: lesson.features[name][:, :rows].flatten(0, 1) for name in self.needs})
+            hidden = head.fuse({name: batch.features[name][:, :rows].flatten(0, 1) for name in self.needs})
         for number in range(passes):
-            tokens = lesson.tokens[:, 1 + number : 1 + number + rows]
+            tokens = batch.tokens[:, 1 + number : 1 + number + rows]
             with references():
                 tokens, hidden = self.inputs(tokens, hidden.float(), number, head)
                 # row t of this pass is at position t + number

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from foresay.drafters.heads.lesson import Depth, Lesson, judge, soft_cross_entropy
+from foresay.drafters.heads.training_batch import DepthMetrics, TrainingBatch, evaluate, soft_cross_entropy
 
 
 class MedusaModel(nn.Module):
@@ -42,22 +42,22 @@ class MedusaModel(nn.Module):
         inside: Tensor = hidden + functional.silu(self.blocks[head](hidden))
         return inside
 
-    def losses(self, lesson: Lesson) -> Iterator[Tensor]:
+    def losses(self, batch: TrainingBatch) -> Iterator[Tensor]:
         """One loss per head; heads share no parameters, so each has its own backward pass."""
         for head, output in enumerate(self.outputs):
-            rows = slice(1 + head, lesson.tokens.shape[1])
-            hidden = self._inside(lesson.taken(lesson.features["final"][:, : -1 - head], rows), head)
+            rows = slice(1 + head, batch.tokens.shape[1])
+            hidden = self._inside(batch.select(batch.features["final"][:, : -1 - head], rows), head)
             assert isinstance(output.weight, Tensor)
-            yield soft_cross_entropy(hidden, output.weight, lesson.chances(rows)[0])
+            yield soft_cross_entropy(hidden, output.weight, batch.target_probs(rows)[0])
 
     @torch.no_grad()
-    def judged(self, lesson: Lesson, generator: torch.Generator) -> list[Depth]:
+    def evaluate(self, batch: TrainingBatch, generator: torch.Generator) -> list[DepthMetrics]:
         """The quality of each head: its guesses are compared with the target's rows from 1 + head on."""
         found = []
         for head in range(len(self.outputs)):
-            rows = slice(1 + head, lesson.tokens.shape[1])
-            hidden = lesson.taken(lesson.features["final"][:, : -1 - head], rows)
-            found.append(judge(self(hidden, head), lesson.target_logits(rows), generator))
+            rows = slice(1 + head, batch.tokens.shape[1])
+            hidden = batch.select(batch.features["final"][:, : -1 - head], rows)
+            found.append(evaluate(self(hidden, head), batch.target_logits(rows), generator))
         return found
 
     def published(self) -> dict[str, Tensor]:

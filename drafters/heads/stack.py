@@ -16,14 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from foresay.drafters.heads.lesson import Depth, Lesson, judge, spread, vocabulary
+from foresay.drafters.heads.training_batch import DepthMetrics, TrainingBatch, evaluate, scatter_logits, vocabulary
 from foresay.verifier.forward_batch import StaticRows
 from foresay.verifier.heads.config import HeadConfig
 from foresay.verifier.heads.paged import PagedHead
 from foresay.verifier.heads.reader import HeadWeights, pack
 from foresay.verifier.model.config import FINAL_NORM, ModelConfig
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.layers import Attention, Outside
+from foresay.verifier.model.layers import Attention, ExtraParameters
 from foresay.verifier.model.linear import Linear
 from foresay.verifier.model.mtp_layout import MIXES
 from foresay.verifier.model.products import Product, Vector
@@ -185,7 +185,7 @@ class HeadShape:
     def described(self, architecture: str, layers: int = 1) -> ModelConfig:
         """As ``layers`` layers of an architecture."""
         words = {**asdict(self), "architectures": [architecture], "num_hidden_layers": layers}
-        return ModelConfig.of(Fields(words, "the head's shape"))
+        return ModelConfig.read(Fields(words, "the head's shape"))
 
 
 class HeadModel(TrainedStack, Generic[Served]):
@@ -199,7 +199,7 @@ class HeadModel(TrainedStack, Generic[Served]):
     def __init__(self, config: HeadConfig, embed: Tensor, token_ids: Tensor, lm_head: Tensor) -> None:
         width, vocab = config.layer.hidden_size, len(embed)
         mixes = Product(MIXES, {MIXES: width}, width * len(config.names))
-        stack = replace(config.layer.stack, outside=Outside((mixes,), tuple(config.vectors(width))), whole=False)
+        stack = replace(config.layer.stack, extra=ExtraParameters((mixes,), tuple(config.vectors(width))), whole=False)
         super().__init__(replace(config.layer, stack=stack))
         self.head_config, self.needs, self.truncated = config, config.names, config.draft_vocab < vocab
         self.lm_head = nn.Linear(width, config.draft_vocab, bias=False)
@@ -216,22 +216,22 @@ class HeadModel(TrainedStack, Generic[Served]):
             made = HeadWeights(model, pack(model, weights, self.embed, head), weights.outside, None)
             return self.serves(self.head_config, made, positions)
 
-    def logits(self, lesson: Lesson, states: Tensor) -> Tensor:
+    def logits(self, batch: TrainingBatch, states: Tensor) -> Tensor:
         """[N, V'], of states [N, H]."""
         found: Tensor = self.lm_head(states)
         return found
 
-    def guesses(self, lesson: Lesson) -> Iterator[tuple[Tensor, slice]]:
+    def guesses(self, batch: TrainingBatch) -> Iterator[tuple[Tensor, slice]]:
         """The states of the guesses of each depth, [B, R, H], and the target's rows they are compared with."""
         raise NotImplementedError
 
     @torch.no_grad()
-    def judged(self, lesson: Lesson, generator: torch.Generator) -> list[Depth]:
+    def evaluate(self, batch: TrainingBatch, generator: torch.Generator) -> list[DepthMetrics]:
         """The quality of each depth."""
         found = []
-        for states, rows in self.guesses(lesson):
-            wanted, guessed = lesson.target_logits(rows), self.logits(lesson, lesson.taken(states, rows))
-            found.append(judge(spread(wanted, self.token_ids, guessed), wanted, generator))
+        for states, rows in self.guesses(batch):
+            wanted, guessed = batch.target_logits(rows), self.logits(batch, batch.select(states, rows))
+            found.append(evaluate(scatter_logits(wanted, self.token_ids, guessed), wanted, generator))
         return found
 
     def published(self) -> dict[str, Tensor]:

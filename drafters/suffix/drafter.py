@@ -23,13 +23,13 @@ from itertools import count
 from foresay.drafters.lookup import DraftNodes, LookupDrafter
 from foresay.drafters.suffix.suffix_tree import (
     END,
-    MOST_CONTEXT,
-    MOST_POSITIONS,
+    MAX_CONTEXT,
+    MAX_POSITIONS,
     SHORTER,
     Answers,
-    Contexts,
     History,
     Match,
+    SuffixTree,
     cell_of,
     kind_of,
 )
@@ -64,37 +64,37 @@ class Slices:
             self.begin()
         self._seen.add(id)
 
-    def take(self, text: Contexts) -> bool:
+    def index(self, text: SuffixTree) -> bool:
         """Index as much of a text as there is time for; returns whether that is all of it."""
-        while (behind := text.behind) > 0 and (self._owed or time.perf_counter() < self._until):
-            text.take(PIECE)
+        while (behind := text.pending) > 0 and (self._owed or time.perf_counter() < self._until):
+            text.index(PIECE)
             self._owed = False
         return behind <= 0
 
-    def dispose(self, text: Contexts) -> bool:
+    def dispose(self, text: SuffixTree) -> bool:
         """Free as much of its memory as there is time for; returns whether that is all of it."""
-        while not text.disposed and time.perf_counter() < self._until:
+        while not text.is_empty and time.perf_counter() < self._until:
             text.dispose(PIECE)
-        return text.disposed
+        return text.is_empty
 
 
 #: Tokens less likely than this to be accepted are not drafted. With a lower value more are drafted, and hardly more
 #: accepted.
-LEAST_CHANCE = 0.01
+MIN_CHANCE = 0.01
 #: How many lengths of context a tree uses.
 _LENGTHS = 4
 
 
 @dataclass(slots=True, eq=False)
-class _LookedUp:
+class _SuffixState:
     """State of a sequence: its text, its salt's answers, and the last draft."""
 
-    own: Contexts
+    tree: SuffixTree
     answers: Answers
-    grown: DraftNodes | None = None
+    draft: DraftNodes | None = None
 
 
-class SuffixDrafter(LookupDrafter[_LookedUp]):
+class SuffixDrafter(LookupDrafter[_SuffixState]):
     """Chains, and trees where positions disagree.
 
     history: earlier answers, which are extended. slice_seconds: of each step, for indexing text. learning: False keeps
@@ -112,62 +112,62 @@ class SuffixDrafter(LookupDrafter[_LookedUp]):
     def find(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree | None]:
         """Like ``propose``; None where nothing matches."""
         self._slices.begin()
-        texts = [self._of(sequence).own for sequence in sequences]
-        for text in texts if len(texts) == 1 else sorted(texts, key=lambda text: text.behind):
-            self._slices.take(text)
-        if self.history.behind or self.history.dropped:
+        texts = [self._of(sequence).tree for sequence in sequences]
+        for text in texts if len(texts) == 1 else sorted(texts, key=lambda text: text.pending):
+            self._slices.index(text)
+        if self.history.pending or self.history.dropped:
             self._catch_up()
         return super().find(sequences, shapes)
 
     def extend(self, sequence: SequenceState) -> None:
         """Index a slice of the prompt, all of which is known, while the target computes it."""
         self._slices.extend(sequence.id)
-        self._slices.take(self._of(sequence).own)
+        self._slices.index(self._of(sequence).tree)
         self._catch_up()
 
     def finished(self, sequence: SequenceState) -> None:
         """Keep the answer, if it is one: not of a preempted sequence, which comes back, nor of a background one."""
         running = self._running.pop(sequence.id, None)
         if running is not None:
-            self.history.dropped.append(running.own)
+            self.history.dropped.append(running.tree)
         if sequence.finished and sequence.finish_reason != "error" and sequence.speculate and not sequence.aside:
-            self.history.add(sequence.salt, sequence.tokens[max(0, sequence.prompt_length - MOST_CONTEXT) :])
+            self.history.add(sequence.salt, sequence.tokens[max(0, sequence.prompt_length - MAX_CONTEXT) :])
 
-    def _begin(self, sequence: SequenceState) -> _LookedUp:
-        return _LookedUp(Contexts(sequence.tokens), self.history.of(sequence.salt))
+    def _begin(self, sequence: SequenceState) -> _SuffixState:
+        return _SuffixState(SuffixTree(sequence.tokens), self.history.answers(sequence.salt))
 
     def _catch_up(self) -> None:
         """In the rest of the slice: index earlier answers, and free memory."""
-        behind, dropped = self.history.behind, self.history.dropped
-        while behind and self._slices.take(behind[0]):
+        behind, dropped = self.history.pending, self.history.dropped
+        while behind and self._slices.index(behind[0]):
             del behind[0]
         while dropped and self._slices.dispose(dropped[-1]):
             dropped.pop()
 
     def _tree(self, sequence: SequenceState, shape: TreeShape) -> DraftTree | None:
         tokens, running = sequence.tokens, self._of(sequence)
-        trust = running.answers.trust
-        if running.grown is not None and self.learning:
-            running.grown.teach(trust, tokens)
-        running.grown = None
-        texts = [running.own, *running.answers.texts]
+        calibration = running.answers.calibration
+        if running.draft is not None and self.learning:
+            running.draft.teach(calibration, tokens)
+        running.draft = None
+        texts = [running.tree, *running.answers.texts]
         matches = [text.matches(tokens) for text in texts]
         if not (shape.levels and any(matches)):
             return None
-        found = Continuations.of(texts, matches, 1 if shape.is_chain else _LENGTHS, shape.levels)
+        found = Continuations.merge(texts, matches, 1 if shape.is_chain else _LENGTHS, shape.levels)
         if not found.runs[0]:
             return None
         if shape.is_chain:
-            running.grown = grow_chain(tokens, found, shape.levels, trust)
+            running.draft = build_chain(tokens, found, shape.levels, calibration)
         else:
-            running.grown = grow_tree(tokens, found, shape, trust)
-        return running.grown.tree(self.name, len(running.grown.tokens))
+            running.draft = build_tree(tokens, found, shape, calibration)
+        return running.draft.tree(self.name, len(running.draft.tokens))
 
 
 #: What followed a position.
 Run = list[int]
 #: The weights of votes: the latest position's, the one before it, and so on.
-_WEIGHTS = tuple((1 + age) ** -0.75 for age in range(MOST_POSITIONS))
+_WEIGHTS = tuple((1 + age) ** -0.75 for age in range(MAX_POSITIONS))
 
 
 @dataclass(slots=True)
@@ -179,23 +179,23 @@ class Continuations:
     runs: list[list[Run]]
 
     @classmethod
-    def of(cls, texts: Sequence[Contexts], matches: Sequence[list[Match]], most: int, levels: int) -> Continuations:
-        """From the matches in each text. most: how many lengths of context; levels: tokens of each run."""
-        if most == 1:
+    def merge(cls, texts: Sequence[SuffixTree], matches: Sequence[list[Match]], top: int, levels: int) -> Continuations:
+        """From the matches in each text. top: how many lengths of context; levels: tokens of each run."""
+        if top == 1:
             lengths = [max((found[-1][0] for found in matches if found), default=0)]
         else:
-            lengths = sorted({length for found in matches for length, _ in found}, reverse=True)[:most]
+            lengths = sorted({length for found in matches for length, _ in found}, reverse=True)[:top]
         return cls(lengths, [_runs(texts, matches, length, levels) for length in lengths])
 
 
-def _runs(texts: Sequence[Contexts], matches: Sequence[list[Match]], length: int, levels: int) -> list[Run]:
+def _runs(texts: Sequence[SuffixTree], matches: Sequence[list[Match]], length: int, levels: int) -> list[Run]:
     """What followed where at least ``length`` tokens of context match."""
     runs: list[Run] = []
     for text, found in zip(texts, matches, strict=True):
         if not found or found[-1][0] < length:
             continue
         positions = next(positions for known, positions in found if known >= length)
-        runs += [_run(text.tokens, position, levels) for position in positions[: len(runs) - MOST_POSITIONS - 1 : -1]]
+        runs += [_run(text.tokens, position, levels) for position in positions[: len(runs) - MAX_POSITIONS - 1 : -1]]
     return runs
 
 
@@ -205,9 +205,9 @@ def _run(text: list[int], position: int, levels: int) -> Run:
     return run if len(run) == levels else (run * levels)[:levels]
 
 
-def grow_chain(text: Sequence[int], found: Continuations, levels: int, trust: Cells) -> DraftNodes:
+def build_chain(text: Sequence[int], found: Continuations, levels: int, calibration: Cells) -> DraftNodes:
     """The token with the most votes at each level, until the chance that all of them are right is too low."""
-    grown, chance = DraftNodes.below(text), 1.0
+    draft, chance = DraftNodes.below(text), 1.0
     length, runs = found.lengths[0], found.runs[0]
     for depth in range(levels):
         voters, token = len(runs), runs[0][depth]
@@ -216,33 +216,33 @@ def grow_chain(text: Sequence[int], found: Continuations, levels: int, trust: Ce
             if len(votes) > 1:
                 token, (_, runs) = max(votes.items(), key=lambda vote: vote[1][0])
         cell = cell_of(length + depth, kind_of(len(runs), voters))
-        chance *= trust.chances[cell]
-        if token == END or chance < LEAST_CHANCE:
+        chance *= calibration.chances[cell]
+        if token == END or chance < MIN_CHANCE:
             break
-        grown.add(token, depth, chance, cell)
-    return grown
+        draft.add(token, depth, chance, cell)
+    return draft
 
 
-def grow_tree(text: Sequence[int], found: Continuations, shape: TreeShape, trust: Cells) -> DraftNodes:
+def build_tree(text: Sequence[int], found: Continuations, shape: TreeShape, calibration: Cells) -> DraftNodes:
     """The likeliest nodes, as many as the shape has.
 
     Below the root are the continuations of the longest context and, with the chance that is left, those of shorter
     ones.
     """
-    grown, levels, nodes = DraftNodes.below(text), shape.levels, shape.nodes
+    draft, levels, nodes = DraftNodes.below(text), shape.levels, shape.nodes
     # Minus the chance, a number to break ties, token, parent, cell, depth, context length, the runs that agree.
     heap: list[tuple[float, int, int, int, int, int, int, list[Run]]] = []
     numbers = count()
 
     def push(token: int, parent: int, chance: float, cell: int, depth: int, length: int, runs: list[Run]) -> None:
-        if token != END and chance >= LEAST_CHANCE:
+        if token != END and chance >= MIN_CHANCE:
             heapq.heappush(heap, (-chance, next(numbers), token, parent, cell, depth, length, runs))
 
     def expand(node: int, depth: int, length: int, runs: list[Run]) -> set[int]:
         votes = _votes(runs, depth)
         for token, (_, agreeing) in votes.items():
             cell = cell_of(length, kind_of(len(agreeing), len(runs)))
-            push(token, node, grown.chances[node] * trust.chances[cell], cell, depth + 1, length + 1, agreeing)
+            push(token, node, draft.chances[node] * calibration.chances[cell], cell, depth + 1, length + 1, agreeing)
         return set(votes)
 
     known = expand(0, 0, found.lengths[0], found.runs[0])
@@ -251,14 +251,14 @@ def grow_tree(text: Sequence[int], found: Continuations, shape: TreeShape, trust
         cell = cell_of(length, SHORTER)
         for token, (_, agreeing) in _votes(runs, 0).items():
             if token not in known:
-                push(token, 0, left * trust.chances[cell], cell, 1, length + 1, agreeing)
+                push(token, 0, left * calibration.chances[cell], cell, 1, length + 1, agreeing)
                 known.add(token)
-    while heap and len(grown.tokens) < nodes:
+    while heap and len(draft.tokens) < nodes:
         chance, _, token, parent, cell, depth, length, runs = heapq.heappop(heap)
-        node = grown.add(token, parent, -chance, cell)
+        node = draft.add(token, parent, -chance, cell)
         if depth < levels:
             expand(node, depth, length, runs)
-    return grown
+    return draft
 
 
 def _votes(runs: list[Run], depth: int) -> dict[int, tuple[float, list[Run]]]:

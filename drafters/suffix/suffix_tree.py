@@ -30,9 +30,9 @@ from hashlib import blake2b
 from foresay.spec.budget.chance import Cells
 
 #: The longest context, in tokens.
-MOST_CONTEXT = 16
+MAX_CONTEXT = 16
 #: How many of the latest positions a node keeps.
-MOST_POSITIONS = 16
+MAX_POSITIONS = 16
 #: How many tables hold the tree's edges. A single one would take milliseconds whenever it is resized.
 _TABLES = 64
 #: Separates answers in a text; no token has this id.
@@ -42,15 +42,15 @@ END = (1 << 31) - 1
 Match = tuple[int, tuple[int, ...]]
 
 
-class Contexts:
+class SuffixTree:
     """The positions of a growing text by their contexts. tokens: the text, to which the caller may append. longest: the
     longest context, in tokens.
 
-    taken: positions below this one are indexed.
+    indexed: positions below this one are indexed.
     """
 
-    def __init__(self, tokens: list[int], longest: int = MOST_CONTEXT) -> None:
-        self.tokens, self.taken, self._longest = tokens, 1, longest
+    def __init__(self, tokens: list[int], longest: int = MAX_CONTEXT) -> None:
+        self.tokens, self.indexed, self._longest = tokens, 1, longest
         # By node << 32 | token, in table (node ^ token) % 64: the child node, or ~position if it is a single position.
         self._below: list[dict[int, int]] = [{} for _ in range(_TABLES)]
         # Tuples, since the garbage collector traverses lists again and again.
@@ -58,17 +58,17 @@ class Contexts:
         self._positions: list[tuple[int, ...]] = [(0,)]
 
     @property
-    def behind(self) -> int:
+    def pending(self) -> int:
         """How many tokens are not indexed yet."""
-        return len(self.tokens) - self.taken
+        return len(self.tokens) - self.indexed
 
-    def take(self, most: int) -> None:
-        """Index the next ``most`` tokens, or as many as there are."""
-        tokens, end = self.tokens, min(self.taken + most, len(self.tokens))
-        for position in range(self.taken, end):
+    def index(self, count: int) -> None:
+        """Index the next ``count`` tokens, or as many as there are."""
+        tokens, end = self.tokens, min(self.indexed + count, len(self.tokens))
+        for position in range(self.indexed, end):
             if tokens[position] != END:
                 self._add(position)
-        self.taken = max(end, self.taken)
+        self.indexed = max(end, self.indexed)
 
     def matches(self, text: list[int]) -> list[Match]:
         """Suffixes of ``text`` that occurred before, from short to long, each at fewer positions than the last."""
@@ -88,18 +88,18 @@ class Contexts:
             node = child
         return found
 
-    def dispose(self, most: int) -> None:
-        """Free the memory of ``most`` entries, since all at once would take long. The index is unusable afterwards."""
+    def dispose(self, count: int) -> None:
+        """Free the memory of ``count`` entries, since all at once would take long. The index is unusable afterwards."""
         if self._below:
             table = self._below[-1]
-            for _ in range(min(most, len(table))):
+            for _ in range(min(count, len(table))):
                 table.popitem()
             if not table:
                 self._below.pop()
-        del self._positions[-most:], self._depths[-most:]
+        del self._positions[-count:], self._depths[-count:]
 
     @property
-    def disposed(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether nothing is left."""
         return not (self._below or self._positions)
 
@@ -123,14 +123,14 @@ class Contexts:
             if child < 0 or depth < deepest:
                 below[key] = self._branch(child, depth, known, position)
                 return
-            self._positions[child] = (*known[1 - MOST_POSITIONS :], position)
+            self._positions[child] = (*known[1 - MAX_POSITIONS :], position)
             node = child
 
     def _branch(self, child: int, depth: int, known: tuple[int, ...], position: int) -> int:
         """Insert a node of this depth between a child and its parent, where another position branches off."""
         node = len(self._positions)
         self._depths.append(depth)
-        self._positions.append((*known[1 - MOST_POSITIONS :], position))
+        self._positions.append((*known[1 - MAX_POSITIONS :], position))
         for at, below in ((known[-1], child), (position, ~position)):
             if depth < min(at, self._longest):
                 token = self.tokens[at - 1 - depth]
@@ -166,25 +166,25 @@ def kind_of(votes: int, voters: int) -> int:
 
 def cell_of(length: int, kind: int) -> int:
     """The cell of the chance of such a candidate after this many tokens of context."""
-    return min(length, MOST_CONTEXT) * KINDS + kind
+    return min(length, MAX_CONTEXT) * KINDS + kind
 
 
-def of_contexts() -> Cells:
+def initial_chances() -> Cells:
     """The table of one salt, by :func:`cell_of`."""
-    lengths = range(MOST_CONTEXT + 1)
+    lengths = range(MAX_CONTEXT + 1)
     return Cells(most - (most - least) * _LEFT ** (length - 1) for length in lengths for least, most in _FIRST)
 
 
 #: The most tokens kept of a salt's answers, and of all salts together; and the most salts.
-MOST_OF_SALT, MOST_IN_ALL, MOST_SALTS = 1 << 17, 1 << 19, 1024
+MAX_PER_SALT, MAX_TOKENS, MAX_SALTS = 1 << 17, 1 << 19, 1024
 
 
 class Answers:
     """One salt's texts, the latest first, and the learnt chances of their continuations."""
 
     def __init__(self) -> None:
-        self.texts: list[Contexts] = []
-        self.trust = of_contexts()
+        self.texts: list[SuffixTree] = []
+        self.calibration = initial_chances()
 
     def __len__(self) -> int:
         """Tokens of all texts."""
@@ -194,32 +194,32 @@ class Answers:
 class History:
     """The answers of all salts. of_salt, in_all: the most tokens kept.
 
-    behind: texts with tokens that are not indexed yet. dropped: texts whose memory is to be freed.
+    pending: texts with tokens that are not indexed yet. dropped: texts whose memory is to be freed.
     """
 
-    def __init__(self, of_salt: int = MOST_OF_SALT, in_all: int = MOST_IN_ALL) -> None:
+    def __init__(self, per_salt: int = MAX_PER_SALT, total: int = MAX_TOKENS) -> None:
         self._key = secrets.token_bytes(32)
-        self._half, self._in_all, self._kept = min(of_salt, in_all) // 2, in_all, 0
+        self._half, self._total, self._kept = min(per_salt, total) // 2, total, 0
         self._salts: OrderedDict[bytes, Answers] = OrderedDict()
-        self.behind: list[Contexts] = []
-        self.dropped: list[Contexts] = []
+        self.pending: list[SuffixTree] = []
+        self.dropped: list[SuffixTree] = []
 
     def __len__(self) -> int:
         """Tokens of all salts."""
         return self._kept
 
-    def of(self, salt: str) -> Answers:
+    def answers(self, salt: str) -> Answers:
         """A salt's answers, perhaps none."""
-        return self._of(self._hashed(salt))
+        return self._answers(self._hashed(salt))
 
     def _hashed(self, salt: str) -> bytes:
         return blake2b(salt.encode(), digest_size=16, key=self._key).digest()
 
-    def _of(self, hashed: bytes) -> Answers:
+    def _answers(self, hashed: bytes) -> Answers:
         answers = self._salts.get(hashed)
         if answers is None:
             answers = self._salts[hashed] = Answers()
-            if len(self._salts) > MOST_SALTS:
+            if len(self._salts) > MAX_SALTS:
                 self._forget(next(iter(self._salts)))
         return answers
 
@@ -229,18 +229,18 @@ class History:
         if len(tokens) > self._half:
             return
         hashed = self._hashed(salt)
-        answers = self._of(hashed)
+        answers = self._answers(hashed)
         self._salts.move_to_end(hashed)
         if not answers.texts or len(answers.texts[0].tokens) + len(tokens) > self._half:
-            answers.texts.insert(0, Contexts([]))
+            answers.texts.insert(0, SuffixTree([]))
             for text in answers.texts[2:]:
                 self._drop(answers, text)
         text = answers.texts[0]
         text.tokens += tokens
-        if text not in self.behind:
-            self.behind.append(text)
+        if text not in self.pending:
+            self.pending.append(text)
         self._kept += len(tokens)
-        while self._kept > self._in_all:
+        while self._kept > self._total:
             quiet = next(answers for answers in self._salts.values() if answers.texts)
             self._drop(quiet, quiet.texts[-1])
 
@@ -249,9 +249,9 @@ class History:
         for text in list(answers.texts):
             self._drop(answers, text)
 
-    def _drop(self, answers: Answers, text: Contexts) -> None:
+    def _drop(self, answers: Answers, text: SuffixTree) -> None:
         answers.texts.remove(text)
         self._kept -= len(text.tokens)
-        if text in self.behind:
-            self.behind.remove(text)
+        if text in self.pending:
+            self.pending.remove(text)
         self.dropped.append(text)

@@ -23,14 +23,14 @@ from torch import Tensor, nn
 from foresay.drafters.heads.dflash_model import DFlashModel
 from foresay.drafters.heads.draft_model import StudentModel
 from foresay.drafters.heads.eagle_model import EagleModel, PEagleModel
-from foresay.drafters.heads.lesson import Depth, Judged, Lesson
 from foresay.drafters.heads.medusa_model import MedusaModel
+from foresay.drafters.heads.training_batch import DepthMetrics, Evaluation, TrainingBatch
 from foresay.drafters.training import files
 from foresay.drafters.training.progress import ProgressBar
-from foresay.drafters.training.run_folder import Work
+from foresay.drafters.training.run_folder import RunFolder
 from foresay.drafters.training.settings import HELD_OUT, Settings
 from foresay.drafters.training.shapes import dflash_shape, draft_shape, draft_vocabulary, eagle_shape
-from foresay.drafters.training.teacher import Example, Lessons, Teacher
+from foresay.drafters.training.teacher import Example, Teacher, TrainingBatches
 from foresay.spec.errors import ForesayError
 from foresay.spec.names import DFLASH, DRAFT_MODEL, EAGLE3, MEDUSA, PEAGLE
 from foresay.verifier.heads.layouts import ACCEPTANCE
@@ -53,22 +53,22 @@ _LEARNERS = {
 class Run:
     """The phases of a run, each resumable. progress: whether it is shown on stderr."""
 
-    def __init__(self, settings: Settings, teacher: Teacher, work: Work, progress: bool = True) -> None:
+    def __init__(self, settings: Settings, teacher: Teacher, work: RunFolder, progress: bool = True) -> None:
         self.settings, self.teacher = settings, teacher
         self._work, self._progress = work, progress
 
-    def __call__(self) -> Judged:
+    def __call__(self) -> Evaluation:
         """Generate texts, train, evaluate and publish; returns the model's quality on held-out text."""
         texts = self.texts()
         learned = [text for number, text in enumerate(texts) if number % HELD_OUT]
         model = self.model(learned).to(self.teacher.device)
-        self.learn(model, self._lessons(learned, model.needs))
-        judged = self.judge(model, texts[::HELD_OUT])
+        self.train(model, self._batches(learned, model.needs))
+        judged = self.evaluate(model, texts[::HELD_OUT])
         self._publish(model, judged)
         self._work.remove()
         return judged
 
-    def _publish(self, model: Model, judged: Judged) -> None:
+    def _publish(self, model: Model, judged: Evaluation) -> None:
         teacher, config = self.teacher, model.config(self.settings.target)
         if not isinstance(model, StudentModel):
             config[ACCEPTANCE] = judged.acceptance
@@ -81,13 +81,13 @@ class Run:
         parts["config.json"] = files.text({**config, "dtype": str(teacher.stored_dtype).removeprefix("torch.")})
         files.publish(self._work.out, parts)
 
-    def _lessons(self, texts: Sequence[Example], needs: Sequence[str]) -> Lessons:
-        """The lessons of texts, whose states the target computes now if they are kept."""
-        lessons = Lessons(self.teacher, texts, needs, self.settings.batch, 2 * self.settings.depth + 2)
-        if lessons.kept:
+    def _batches(self, texts: Sequence[Example], needs: Sequence[str]) -> TrainingBatches:
+        """The batches of texts, whose states the target computes now if they are kept."""
+        batches = TrainingBatches(self.teacher, texts, needs, self.settings.batch, 2 * self.settings.depth + 2)
+        if batches.keeps_states:
             with ProgressBar("reading the texts with the target", len(texts), "texts", 0, self._progress) as bar:
-                lessons.read(self._work.states, bar.to)
-        return lessons
+                batches.read(self._work.states, bar.to)
+        return batches
 
     def texts(self) -> list[Example]:
         """The texts that the target generated."""
@@ -139,7 +139,7 @@ class Run:
         made = PEagleModel if settings.kind == PEAGLE else EagleModel
         return made(eagle_shape(teacher.config, len(ids)), teacher.embedding, ids, teacher.lm_head, settings.depth)
 
-    def learn(self, model: Model, lessons: Lessons) -> None:
+    def train(self, model: Model, batches: TrainingBatches) -> None:
         """Run all steps that are left."""
         settings, path = self.settings, self._work.state
         matrices = model.matrices() if isinstance(model, DFlashModel) else []
@@ -148,7 +148,7 @@ class Run:
         saved = time.monotonic()
         with ProgressBar(_LEARNERS[settings.kind], settings.steps, "steps", first, self._progress) as bar:
             for step in range(first, settings.steps):
-                loss = self._step(model, optimizer, lessons, step)
+                loss = self._step(model, optimizer, batches, step)
                 if not math.isfinite(loss):
                     raise ForesayError(f"step {step + 1}: the loss is {loss}; start again with a lower --rate")
                 bar.to(step + 1, f"loss {loss:.3f}")
@@ -159,10 +159,10 @@ class Run:
             self._save(model, optimizer, path, settings.steps)
 
     @torch.enable_grad()
-    def _step(self, model: Model, optimizer: Optimizers, lessons: Lessons, step: int) -> float:
+    def _step(self, model: Model, optimizer: Optimizers, batches: TrainingBatches, step: int) -> float:
         total = 0.0
         with self._half():
-            for loss in _losses(model, lessons.at(step, self.settings.seed), step / self.settings.steps):
+            for loss in _losses(model, batches.batch_at(step, self.settings.seed), step / self.settings.steps):
                 loss.backward()
                 total += float(loss.detach())
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -191,28 +191,28 @@ class Run:
     def _save(self, model: Model, optimizer: Optimizers, path: Path, step: int) -> None:
         files.save(path, {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step})
 
-    def judge(self, model: Model, texts: Sequence[Example]) -> Judged:
+    def evaluate(self, model: Model, texts: Sequence[Example]) -> Evaluation:
         """Evaluate on held-out texts: means for each depth."""
         generator, settings = torch.Generator(self.teacher.device).manual_seed(0), self.settings
         texts = texts[:: -(-len(texts) // _JUDGED)]
-        lessons = Lessons(self.teacher, texts, model.needs, settings.batch, 2 * settings.depth + 2)
-        found: list[list[Depth]] = []
+        batches = TrainingBatches(self.teacher, texts, model.needs, settings.batch, 2 * settings.depth + 2)
+        found: list[list[DepthMetrics]] = []
         with ProgressBar("judging it on held-out texts", len(texts), "texts", 0, self._progress) as bar:
-            for lesson in lessons.all():
-                found.append(model.judged(lesson, generator))
+            for batch in batches.all():
+                found.append(model.evaluate(batch, generator))
                 bar.to(min(len(texts), len(found) * settings.batch))
         depths = [_mean([depths[number] for depths in found]) for number in range(len(found[0]))]
-        return Judged(depths, len(texts), sum(len(text.tokens) - text.start for text in texts))
+        return Evaluation(depths, len(texts), sum(len(text.tokens) - text.start for text in texts))
 
 
-def _mean(depths: list[Depth]) -> Depth:
+def _mean(depths: list[DepthMetrics]) -> DepthMetrics:
     count = len(depths)
-    return Depth(*(sum(getattr(depth, name) for depth in depths) / count for name in ("loss", "greedy", "sampled")))
+    return DepthMetrics(*(sum(getattr(one, name) for one in depths) / count for name in ("loss", "greedy", "sampled")))
 
 
-def _losses(model: Model, lesson: Lesson, done: float) -> Iterator[Tensor]:
+def _losses(model: Model, batch: TrainingBatch, done: float) -> Iterator[Tensor]:
     """done: the completed share of the run, which decides how many passes of an EAGLE-3 head are trained."""
-    return model.losses(lesson, done) if isinstance(model, EagleModel) else model.losses(lesson)
+    return model.losses(batch, done) if isinstance(model, EagleModel) else model.losses(batch)
 
 
 def rate_at(step: int, steps: int) -> float:

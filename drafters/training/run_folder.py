@@ -28,7 +28,7 @@ from foresay.spec.errors import ConfigurationError, ForesayError
 FORMAT = 6
 
 
-class Work:
+class RunFolder:
     """The folder next to ``out``, claimed for the run with these settings.
 
     Raises ConfigurationError if ``out`` cannot become a model, or the folder belongs to another run.
@@ -93,7 +93,7 @@ class Work:
 
     def _claim(self, ours: dict[str, Any]) -> None:
         """Claim the folder, or check that it belongs to this run."""
-        if self._settings.exists() and self.begun:
+        if self._settings.exists() and self.has_progress:
             self._check_same(ours)
             return
         for left in self._made():  # by a finished run, which was removed in part
@@ -101,7 +101,7 @@ class Work:
         files.write(self._settings, files.text({"format": FORMAT, **ours}))
 
     @property
-    def begun(self) -> bool:
+    def has_progress(self) -> bool:
         """Whether there is anything that would have to be computed again."""
         return any(True for _ in self._made())
 
@@ -136,7 +136,7 @@ class Work:
 
     def close(self) -> None:
         """Release the folder; it is removed if nothing was computed yet."""
-        if self._lock is not None and not self.begun:
+        if self._lock is not None and not self.has_progress:
             self._sweep()
         self._unlock()
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
-from foresay.drafters.heads.lesson import Lesson
+from foresay.drafters.heads.training_batch import TrainingBatch
 from foresay.drafters.training import files
 from foresay.drafters.training.prompts import Messages, Prompt, read_prompts
 from foresay.spec.errors import ConfigurationError
@@ -180,9 +180,9 @@ class Teacher:
         layers = [-1 if name == FINAL else int(name.removeprefix("layer.")) for name in needs]
         return torch.cat([out.hidden_states[layer] for layer in layers], dim=-1)
 
-    def lesson(
+    def make_batch(
         self, texts: Sequence[Example], needs: Sequence[str], room: int = 0, known: Sequence[Tensor] = ()
-    ) -> Lesson:
+    ) -> TrainingBatch:
         """Texts with the target's features. needs: features by name. room: padding rows after the longest text. known:
         the states of each text, [T, F * H], if they are known.
         """
@@ -197,7 +197,7 @@ class Teacher:
         )
         features = dict(zip(names, states.chunk(len(names), dim=-1), strict=True))
         counted = ((about >= starts) & (about < ends)).to(self.device)
-        return Lesson(tokens.to(self.device), features, self.lm_head, counted, cap=self._stack.logit_cap)
+        return TrainingBatch(tokens.to(self.device), features, self.lm_head, counted, logit_cap=self._stack.logit_cap)
 
 
 def _of_gguf(directory: Path, dtype: torch.dtype) -> Any:
@@ -265,38 +265,38 @@ _KEPT_AT_MOST, _SHARE = 12 << 30, 0.5
 TEXTS_IN_FILE = 128
 
 
-class Lessons:
+class TrainingBatches:
     """Lessons from texts. needs: features by name. batch: texts in a step. room: padding rows after the longest one."""
 
-    def __init__(self, teacher: Teacher, texts: Sequence[Example], needs: Sequence[str], batch: int, room: int) -> None:
+    def __init__(self, teacher: Teacher, texts: Sequence[Example], needs: Sequence[str], size: int, room: int) -> None:
         self._teacher, self._texts, self._needs, self._room = teacher, texts, needs, room
         order = sorted(range(len(texts)), key=lambda number: len(texts[number].tokens))
-        self._groups = [order[start : start + batch] for start in range(0, len(order), batch)]
+        self._groups = [order[start : start + size] for start in range(0, len(order), size)]
         self._known: list[Tensor] = []
         self._likeliest: dict[int, Tensor] = {}
 
-    def at(self, step: int, seed: int) -> Lesson:
-        """The lesson of a step: each epoch has all groups, in its own order."""
+    def batch_at(self, step: int, seed: int) -> TrainingBatch:
+        """The batch of a step: each epoch has all groups, in its own order."""
         turn, index = divmod(step, len(self._groups))
         generator = torch.Generator().manual_seed(seed * 1_000_033 + turn)
         return self._of(int(torch.randperm(len(self._groups), generator=generator)[index]))
 
-    def all(self) -> Iterator[Lesson]:
-        """The lessons of all groups."""
+    def all(self) -> Iterator[TrainingBatch]:
+        """The batches of all groups."""
         yield from map(self._of, range(len(self._groups)))
 
-    def _of(self, number: int) -> Lesson:
+    def _of(self, number: int) -> TrainingBatch:
         group = self._groups[number]
         known = [self._known[text] for text in group] if self._known else ()
-        lesson = self._teacher.lesson([self._texts[text] for text in group], self._needs, self._room, known)
+        batch = self._teacher.make_batch([self._texts[text] for text in group], self._needs, self._room, known)
         if not known:
-            return lesson
+            return batch
         if number not in self._likeliest:  # a product with the whole vocabulary, once and not in every epoch
-            self._likeliest[number] = lesson.likeliest_tokens()
-        return replace(lesson, likeliest=self._likeliest[number])
+            self._likeliest[number] = batch.compute_top_tokens()
+        return replace(batch, top_tokens=self._likeliest[number])
 
     @property
-    def kept(self) -> bool:
+    def keeps_states(self) -> bool:
         """Whether the target's states of all texts are kept."""
         names = with_final(self._needs)
         size: int = sum(len(text.tokens) for text in self._texts) * len(names) * self._teacher.config.hidden_size * 2

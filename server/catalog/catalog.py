@@ -55,7 +55,7 @@ class KnownShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             max_positions=self.max_positions,
             dtype="bfloat16",
             eos_token_ids=(),
-            quantization=None if quantize is None else Quantization.made(quantize),
+            quantization=None if quantize is None else Quantization.from_name(quantize),
         )
 
 

@@ -22,7 +22,7 @@ from foresay.spec.errors import ForesayError
 from foresay.spec.names import NONE
 from foresay.verifier.model import weight_cache
 from foresay.verifier.model.checkpoint import Checkpoint
-from foresay.verifier.model.config import ModelConfig, idle_parameters
+from foresay.verifier.model.config import ModelConfig, unused_parameters
 from foresay.verifier.model.weights import check as check_headers
 
 
@@ -109,7 +109,7 @@ def _memory(chosen: Chosen) -> dict[str, Any]:
 def described(model: ModelConfig, dtype: str, activations: str) -> str:
     """A model's shape for people. dtype, activations: the engine's."""
     count = f"{count_in_words(parameters_of(model))} weights"
-    if idle := idle_parameters(model):
+    if idle := unused_parameters(model):
         count += f", of which a token reads {count_in_words(parameters_of(model) - idle)}"
     kind, family = in_words(model, dtype, activations), model.architecture.removesuffix("ForCausalLM")
     return f"{family}, {counted(model.num_layers, 'layer')} of {model.hidden_size}, {count}{kind and f' in {kind}'}"

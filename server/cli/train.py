@@ -27,8 +27,8 @@ from foresay.verifier.model.gguf.file import LINK
 if TYPE_CHECKING:
     import torch
 
-    from foresay.drafters.heads.lesson import Judged
-    from foresay.drafters.training.run_folder import Work
+    from foresay.drafters.heads.training_batch import Evaluation
+    from foresay.drafters.training.run_folder import RunFolder
 
 #: Default depths: Medusa heads, passes of EAGLE-3's training-time test, tokens predicted by a block or by masks; a
 #: draft model sees the true text at every depth.
@@ -146,9 +146,9 @@ def run(config: None, arguments: Namespace) -> int:
         stages("importing PyTorch")
         device = _device(arguments.device)
         settings = _settings(arguments, model, device)
-        from foresay.drafters.training.run_folder import Work
+        from foresay.drafters.training.run_folder import RunFolder
 
-        work = Work(arguments.out, settings)
+        work = RunFolder(arguments.out, settings)
     try:
         judged = _trained(settings, prompts, directory, device, model, work)
     except KeyboardInterrupt:
@@ -161,9 +161,9 @@ def run(config: None, arguments: Namespace) -> int:
     return 0
 
 
-def _kept(work: Work, settings: Settings) -> str:
+def _kept(work: RunFolder, settings: Settings) -> str:
     """What an interrupted run keeps."""
-    if work.begun:
+    if work.has_progress:
         return f"; {work.path} keeps the work so far; run the same command to continue"
     first = min(settings.together, settings.samples)
     return f" before the first {first} texts were complete, so there is nothing to keep"
@@ -235,8 +235,8 @@ def _device(device: str) -> str:
 
 
 def _trained(
-    settings: Settings, prompts: Sequence[Prompt], directory: Path, device: str, model: ModelConfig, work: Work
-) -> Judged:
+    settings: Settings, prompts: Sequence[Prompt], directory: Path, device: str, model: ModelConfig, work: RunFolder
+) -> Evaluation:
     import torch
     from transformers.utils import logging
 
@@ -261,7 +261,7 @@ def _trained(
         ) from error
 
 
-def table(judged: Judged, kind: str) -> str:
+def table(judged: Evaluation, kind: str) -> str:
     """Held-out acceptance by depth, given that all earlier tokens were right."""
     lines = [
         f"judged on {counted(judged.texts, 'text')} ({judged.tokens:,} tokens) that it did not learn from",

@@ -67,7 +67,7 @@ from foresay.verifier.model_runner import ModelRunner
 from foresay.verifier.ops.eager import INTERPRETED, Op
 from foresay.verifier.ops.kernels.cpu import threads
 from foresay.verifier.ops.kernels.cpu.compiler import CompilationFailed
-from foresay.verifier.ops.kernels.cpu.launch import compromises
+from foresay.verifier.ops.kernels.cpu.launch import llvm_errors
 from foresay.verifier.probe import Exactness, probe
 
 
@@ -156,7 +156,7 @@ def _built(
 ) -> EngineCore:
     report("finding the models")
     torch.set_grad_enabled(False)
-    threads.use(config.threads or threads.wanted())
+    threads.set_num_threads(config.threads or threads.num_threads())
     chosen = choose(config, report, reserved)
     loading, config, pool = chosen.loading, chosen.loading.config, chosen.loading.pool
     verifier = loading.paged_model("target", loading.target, loading.model, kv_dtype=config.kv_dtype)
@@ -192,7 +192,7 @@ def _built(
     scheduler = Scheduler(pool, prefix, shape, drafting.cost, *most, budget=budget)
     give_back()
     if loading.unkept:
-        weight_cache.keep_soon(loading.unkept)
+        weight_cache.save_later(loading.unkept)
     return EngineCore(
         info=info,
         pool=pool,
@@ -201,7 +201,7 @@ def _built(
         drafter=drafting.drafter,
         scheduler=scheduler,
         runner=runner,
-        crowded=threads.crowded,
+        crowded=threads.cpu_wait,
         ahead=chain(
             () if disk is None else disk.prefault(),
             recording,
@@ -249,7 +249,7 @@ def choose(config: EngineConfig, report: LoadProgress, reserved: Mapping[str, in
         hosted=memory.hosted,
     )
     files = [directory, *(one.directory for each in named if isinstance(one := each.spared, FromFiles))]
-    of = digest(config, files, device.name, threads.wanted())
+    of = digest(config, files, device.name, threads.num_threads())
     return Chosen(loading, memory, dtype, activations, draft, named, of)
 
 
@@ -321,12 +321,12 @@ def _placed(names: Sequence[str], drafts: Sequence[Entry]) -> dict[str, str]:
 
 def _compromises() -> tuple[str, ...]:
     """A sentence on kernels that LLVM did not compile for this processor."""
-    if not compromises:
+    if not llvm_errors:
         return ()
     instead = "they take fewer rows at once, which is slower"
     if Op.by_reference:
         instead = "torch computes everything instead, many times slower"
-    return (f"LLVM cannot compile some kernels for this processor ({compromises[0]}): {instead}; please report this",)
+    return (f"LLVM cannot compile some kernels for this processor ({llvm_errors[0]}): {instead}; please report this",)
 
 
 def _ignore(phase: str, share: float | None = None) -> None:

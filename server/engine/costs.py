@@ -32,7 +32,7 @@ T = TypeVar("T")
 def recalled(key: str, kind: type[T]) -> tuple[float, T] | None:
     """What an earlier start kept under this key within a day, and when, in seconds since 1970; None if nothing."""
     with suppress(msgspec.MsgspecError):
-        dated: Any = msgspec.json.decode(kernel_cache.find(key) or b"[-1,null]", type=tuple[float, kind | None])  # type: ignore[valid-type]
+        dated: Any = msgspec.json.decode(kernel_cache.load(key) or b"[-1,null]", type=tuple[float, kind | None])  # type: ignore[valid-type]
         when, found = dated
         if found is not None and 0 <= time.time() - when < _LASTS:
             return when, found
@@ -41,7 +41,7 @@ def recalled(key: str, kind: type[T]) -> tuple[float, T] | None:
 
 def keep(key: str, found: object) -> None:
     """Store on disk, for those that start later."""
-    kernel_cache.keep(key, msgspec.json.encode((time.time(), found)))
+    kernel_cache.save(key, msgspec.json.encode((time.time(), found)))
 
 
 class Costs(msgspec.Struct):
@@ -87,5 +87,5 @@ def digest(config: EngineConfig, directories: Iterable[Path], *others: object) -
     """Hash of the engine's settings but the seed, which is for requests without one, of the models' files by size and
     time, and of ``others``."""
     settings = {name: getattr(config, name) for name in EngineConfig.__struct_fields__ if name != "seed"}
-    files = [(str(path), *kernel_cache.seen(path)[:3]) for each in directories for path in sorted(each.iterdir())]
+    files = [(str(path), *kernel_cache.file_id(path)[:3]) for each in directories for path in sorted(each.iterdir())]
     return hashlib.sha256(msgspec.json.encode((settings, files, others))).hexdigest()

@@ -116,10 +116,10 @@ class LoadContext:
         key, dtype = self._key(directory, model, columns), getattr(torch, self.dtype)
         # The target's copy ("draft") reads the target's.
         table: dict[str, Where] = {"target": "host" if self.hosted else "here", "draft": "file"}
-        if key is not None and (found := weight_cache.find(key)) is not None:
+        if key is not None and (found := weight_cache.load(key)) is not None:
             found.table = None if table.get(role) == "file" else table_of(directory, model, dtype)
             return found
-        made = model.quantization is not None and model.quantization.is_made
+        made = model.quantization is not None and model.quantization.is_on_the_fly
         reading = f"{'quantising' if made else 'reading'} the {role}'s weights"
         self.report(reading)
         away = self.away if role == "target" else ()
@@ -128,7 +128,7 @@ class LoadContext:
         if columns is not None:
             weights.lm_head = weights.lm_head[columns.to(weights.lm_head.device)]
         self.report(f"packing the {role}'s weights")
-        packed = Packed.of(model, weights, self.rounds, bool(away))
+        packed = Packed.pack(model, weights, self.rounds, bool(away))
         if key is not None and key == self._key(directory, model, columns):  # the files did not change meanwhile
             self.unkept.append((key, packed))
         return packed

@@ -40,7 +40,7 @@ from foresay.spec.tree import MAX_NODES
 from foresay.verifier.graphs.buckets import LONG, chunks, drafted_rows, passes, sizes
 from foresay.verifier.model.config import ModelConfig, matrices, products
 from foresay.verifier.model.layers import Attention
-from foresay.verifier.model.mla import Latent
+from foresay.verifier.model.mla import MLA
 from foresay.verifier.model.products import DOWN, GATE_UP, OUTPUT, QKV, SHARED_DOWN, SHARED_GATE_UP
 from foresay.verifier.ops.kernels.blocked import LEAST_BLOCK, segments_of
 from foresay.verifier.ops.kernels.key_blocks import WIDEST, columns_of
@@ -73,7 +73,7 @@ def plan_gpu(
     not fit, naming the flags that would make it fit."""
     for model in (target, *(model for drafter in drafters for model in drafter.shapes(target))):
         if device.capability in _LITTLE_SHARED and any(map(_is_wide, model.stack.attentions)):
-            what = "latents" if any(isinstance(one, Latent) for one in model.stack.attentions) else "wide heads"
+            what = "latents" if any(isinstance(one, MLA) for one in model.stack.attentions) else "wide heads"
             fault = f"{device}: a block of {what} ({model.architecture}) does not fit its multiprocessors"
             raise CannotRun(fault, "--device cpu runs them")
     case, host = _Case(config, length, dtype, target, tuple(drafters), device), _lockable()
@@ -99,7 +99,7 @@ def _lockable() -> int:
 
 def _is_wide(node: Attention) -> bool:
     """Whether the kernels have larger blocks of its keys and values."""
-    return isinstance(node, Latent) or node.head_dim > WIDEST
+    return isinstance(node, MLA) or node.head_dim > WIDEST
 
 
 def _spilled(case: _Case) -> _Case | None:
@@ -294,7 +294,7 @@ def workspace_bytes(model: ModelConfig, item: int, positions: int, rows: int, tr
 def _attended(node: Attention, rows: int, positions: int) -> int:
     """fp32 numbers of the partials of rows' attention: sums, and for each part of them maximum score and sum of
     weights."""
-    value = node.latent if isinstance(node, Latent) else node.head_dim
+    value = node.kv_lora_rank if isinstance(node, MLA) else node.head_dim
     parts = -(-value // columns_of(node.head_dim, value))
     return most_partials(rows, node.heads, node.kv_heads, positions) * (value + 2 * parts)
 
@@ -302,10 +302,10 @@ def _attended(node: Attention, rows: int, positions: int) -> int:
 def _absorbed(node: Attention) -> int:
     """Further numbers of one row over latents: its latent and what is beside it, narrower input and its norm, queries
     before, through and after the heads' matrices, and output before them."""
-    if not isinstance(node, Latent):
+    if not isinstance(node, MLA):
         return 0
-    of_head = node.plain + 2 * node.turning + 3 * node.latent
-    return node.head_dim + 2 * (node.rank or 0) + node.heads * of_head
+    of_head = node.nope_dim + 2 * node.rotary_dim + 3 * node.kv_lora_rank
+    return node.head_dim + 2 * (node.q_lora_rank or 0) + node.heads * of_head
 
 
 def _recurrent_numbers(model: ModelConfig) -> int:
@@ -320,12 +320,12 @@ def _mixed_numbers(model: ModelConfig) -> int:
     found = model.stack.experts
     if found is None:
         return 0
-    return found.count + found.chosen * (model.hidden_size + 3 + 64) + model.hidden_size
+    return found.count + found.top_k * (model.hidden_size + 3 + 64) + model.hidden_size
 
 
 def rope_bytes(model: ModelConfig, item: int, positions: int) -> int:
     """Bytes of the cosines and sines of ``positions`` positions, in the model's dtype."""
-    tables = {(one.rope, one.turning) for one in model.stack.attentions if one.rope is not None}
+    tables = {(one.rope, one.rotary_dim) for one in model.stack.attentions if one.rope is not None}
     return 2 * item * positions * sum(width for _, width in tables)
 
 
@@ -335,7 +335,7 @@ def _row_numbers(model: ModelConfig) -> int:
     their product, of each chosen expert and of the shared one; inputs of all layers; norms of experts beside an MLP."""
     made, read = Counter[str](), Counter[str]()
     for _, product in products(model):
-        times = product.chosen or 1
+        times = product.top_k or 1
         made |= Counter({product.name: product.outer // (product.experts or 1) * times})
         read |= Counter({product.name: product.inner * times})
     inner = made[GATE_UP] + made[SHARED_GATE_UP] + read[DOWN] + read[SHARED_DOWN]

@@ -84,7 +84,7 @@ def _key(loading: LoadContext) -> str:
     the length that may select it, types, kernels, threads and the processor; and of which layers a page has rows: those
     with a window may have pages of their own."""
     kind, config = kv_kind(loading.model, loading.config.kv_dtype), loading.config
-    how = loading.dtype, loading.rounds, kind, loading.length, config.page_size, threads.wanted(), str(loading.device)
+    how = loading.dtype, loading.rounds, kind, loading.length, config.page_size, threads.num_threads(), loading.device
     windows = loading.pool.find_store(WindowPages) is not None
     return weight_cache.key_of(loading.target, loading.model, "kv", *how, windows)
 
@@ -92,7 +92,7 @@ def _key(loading: LoadContext) -> str:
 def _drafting(config: EngineConfig, drafts: Sequence[Entry]) -> tuple[object, ...]:
     """What drafters' pages depend on besides the target's. Never affects which tokens are emitted."""
     directories = [one.directory for each in drafts if isinstance(one := each.spared, FromFiles)]
-    files = [(str(path), *kernel_cache.seen(path)) for each in directories for path in sorted(each.iterdir())]
+    files = [(str(path), *kernel_cache.file_id(path)) for each in directories for path in sorted(each.iterdir())]
     return config.draft, config.draft_quantize, config.draft_kv_dtype, files
 
 
@@ -168,10 +168,10 @@ def _content(path: Path) -> str:
     """The sha256 of a file's content; a large one is read once for each version of it."""
     if len(path.name) == _HUB and path.parent.name == "blobs":
         return path.name
-    key = kernel_cache.key_of("content", str(path), repr(kernel_cache.seen(path)))
-    if (known := kernel_cache.find(key)) is not None:
+    key = kernel_cache.key_of("content", str(path), repr(kernel_cache.file_id(path)))
+    if (known := kernel_cache.load(key)) is not None:
         return known.decode()
     with path.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
-    kernel_cache.keep(key, found.encode())
+    kernel_cache.save(key, found.encode())
     return found

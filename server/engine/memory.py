@@ -41,7 +41,7 @@ from foresay.spec.request import Footprint
 from foresay.spec.shape import MAX_CHUNK, MAX_NODES, WHOLE_CHAIN
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.layers import Attention
-from foresay.verifier.model.mla import Latent
+from foresay.verifier.model.mla import MLA
 
 #: Share of the machine's memory that the KV cache takes if no size is given, and the most that everything may take
 #: then.
@@ -263,8 +263,8 @@ def _pass_bytes(model: ModelConfig, dtype: str, rows: int, wanted: int) -> int:
     widths = 4 * model.hidden_size + heads + 3 * model.intermediate_size
     wide = 0 if (found := model.stack.recurrence) is None else 4 * (found.record or found.channels)
     if (mixture := model.stack.experts) is not None:  # a row is copied for each of its experts
-        widths += mixture.chosen * (model.hidden_size + mixture.inner)
-        wide += (mixture.chosen + 1) * model.hidden_size
+        widths += mixture.top_k * (model.hidden_size + mixture.inner)
+        wide += (mixture.top_k + 1) * model.hidden_size
     if (own := model.stack.embedding) is not None:
         widths += 2 * own.width * model.num_layers
     attention = max(map(_of_attention, model.stack.attentions), default=0)
@@ -274,7 +274,7 @@ def _pass_bytes(model: ModelConfig, dtype: str, rows: int, wanted: int) -> int:
 def _of_attention(node: Attention) -> int:
     """fp32 numbers for the sums of spans, and, of each thread, for inputs and sums: they grow with heads and their
     width (:mod:`foresay.verifier.ops.kernels.cpu.work_items`)."""
-    sums = node.heads * ((node.latent if isinstance(node, Latent) else node.head_dim) + 16)
+    sums = node.heads * ((node.kv_lora_rank if isinstance(node, MLA) else node.head_dim) + 16)
     inputs = _UNIT * node.heads * (node.head_dim + _SPAN) + (_UNIT + _SPAN * node.kv_heads) * node.head_dim
     return _PARTS * sums + max(os.cpu_count() or 1, 4) * (inputs + 2 * _UNIT * sums)
 

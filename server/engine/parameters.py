@@ -21,7 +21,7 @@ from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import CannotRun, Resolved
 from foresay.spec.shape import MAX_CHUNK, MAX_NODES, TreeShape
 from foresay.verifier.model.config import ModelConfig, matrices, products, table_numbers, window_shapes
-from foresay.verifier.model.mla import Latent
+from foresay.verifier.model.mla import MLA
 from foresay.verifier.model.quantization import HEAD, Quantization
 from foresay.verifier.ops.kernels.cpu.jit import Processor
 from foresay.verifier.ops.quant_groups import GROUP
@@ -141,13 +141,13 @@ def quantized(model: ModelConfig, how: str | None, flag: str) -> ModelConfig:
     if model.quantization is not None:
         found = f"its weights are quantised already ({model.quantization})"
         raise CannotRun(f"{flag} {how}: {found}", f"leave {flag} out, or name the model that it was made from")
-    return replace(model, quantization=Quantization.made(how))
+    return replace(model, quantization=Quantization.from_name(how))
 
 
 def kv_kind(model: ModelConfig, setting: str) -> str:
     """``int8``, ``fp8``, ``bfloat16``, or ``auto`` for the engine's dtype. setting: the setting's value; for ``auto``,
     config.json decides (``kv_cache_scheme``). Raises CannotRun where it cannot be another than the engine's."""
-    latent = any(isinstance(one, Latent) for one in model.stack.attentions)
+    latent = any(isinstance(one, MLA) for one in model.stack.attentions)
     if latent and setting != "auto":
         fault = f"a KV cache of latents ({model.architecture}) cannot be kept in {setting}"
         raise CannotRun(fault, "leave --kv-dtype and --draft-kv-dtype out")
@@ -159,7 +159,7 @@ def in_words(model: ModelConfig, dtype: str, activations: str) -> str:
     found = model.quantization
     if found is None:
         return ""
-    source = "made of the files' floats" if found.is_made else f"from {found.method} files"
+    source = "made of the files' floats" if found.is_on_the_fly else f"from {found.method} files"
     rounded = f"not rounded to {found.activations}" if found.activations else "not rounded"
     stay = "activations rounded to int8" if activations == "int8" else f"activations stay {dtype}, {rounded}"
     return f"{found} ({source}; {stay})"
@@ -334,9 +334,9 @@ def with_kv(config: EngineConfig, model: ModelConfig, dtype: str) -> EngineConfi
     bits, if the weights have no more. Raises CannotRun for a type that fits no kernel."""
     if config.kv_dtype == "bfloat16" and dtype == "float16":
         raise CannotRun("--kv-dtype bfloat16: the engine computes in float16", "leave --kv-dtype out")
-    files = model.quantization is not None and not model.quantization.is_made
+    files = model.quantization is not None and not model.quantization.is_on_the_fly
     chosen = dtype == "float32" and config.dtype == "auto" and (files or kept_in_16_bits(model, dtype))
-    latent = any(isinstance(one, Latent) for one in model.stack.attentions)
+    latent = any(isinstance(one, MLA) for one in model.stack.attentions)
     if not chosen or latent or config.kv_dtype != "auto" or kv_kind(model, "auto") != "auto":
         return config
     return structs.replace(config, kv_dtype="bfloat16")

@@ -226,8 +226,8 @@ def drafted_tokens(head: Linear, setting: str, model: ModelConfig, ids: Tensor |
     count, auto = drafted(head.out_features, setting), setting == AUTO_VOCAB
     if count == head.out_features:
         return None
-    if DraftVocabulary.can(head):
-        return DraftVocabulary(head, count, model.eos_token_ids, ids, adapts=auto)
+    if DraftVocabulary.supports(head):
+        return DraftVocabulary(head, count, model.eos_token_ids, ids, adaptive=auto)
     if not auto:
         fault = f"--draft-vocab {setting}: here a drafter has logits of all its {head.out_features:,} tokens"
         raise CannotRun(f"{fault}, as on any GPU", "leave it out")
@@ -241,5 +241,5 @@ def remember_tokens(vocabulary: DraftVocabulary, target: Path, drafter: str) -> 
     if text is None:
         return
     key = kernel_cache.key_of("drafted tokens", text, drafter)
-    found = np.frombuffer(kernel_cache.find(key) or b"", dtype=_ID).tolist()
-    vocabulary.remember(found, lambda tokens: kernel_cache.keep(key, np.array(tokens, dtype=_ID).tobytes()))
+    found = np.frombuffer(kernel_cache.load(key) or b"", dtype=_ID).tolist()
+    vocabulary.restore(found, lambda tokens: kernel_cache.save(key, np.array(tokens, dtype=_ID).tobytes()))

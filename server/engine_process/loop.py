@@ -21,7 +21,7 @@ from foresay.spec.constrain import Constraint
 from foresay.spec.engine import EngineCore
 from foresay.spec.errors import ConfigurationError, ForesayError, InvalidRequest
 from foresay.spec.request import Delta, EngineInfo, Request
-from foresay.verifier.model.weight_cache import leave_off
+from foresay.verifier.model.weight_cache import cancel_saves
 from foresay.verifier.ops.kernels.cpu import threads
 
 log = logging.getLogger("foresay.engine")
@@ -138,7 +138,7 @@ def grammar_compiler(config: EngineConfig, info: EngineInfo) -> GrammarCompiler 
 def serve(link: Link) -> int:
     """Build the engine that the first frame requests, report that it is ready, and run it; returns the exit status."""
     start, progress = started(link), threads.share()
-    threads.keep_apart()
+    threads.pin()
     engine = built(start, link)
     if engine is None:
         return 2
@@ -156,5 +156,5 @@ def serve(link: Link) -> int:
         link.send(frames.Failed(f"the engine process failed ({type(error).__name__}: {error})", running=running))
         return 1
     finally:
-        leave_off()
+        cancel_saves()
     return 0

@@ -122,7 +122,7 @@ def test_floors_are_probed_by_as_many_threads_as_kernels_have(
 
     monkeypatch.setattr(floor, "PROBE_BYTES", 1 << 20)
     monkeypatch.setattr(floor, "timed", timed)
-    monkeypatch.setattr(threads, "wanted", lambda: 2)
+    monkeypatch.setattr(threads, "num_threads", lambda: 2)
     found = floor.report(engine, [1, 3], 1)
     assert set(found["groups"]) == {"1 rows", "3 rows"} and found["over_first"]["3 rows"] == 1.0
     step = found["groups"]["3 rows"]["step"]

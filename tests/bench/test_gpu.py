@@ -225,7 +225,7 @@ def test_the_probe_compiles(capability, tmp_path) -> None:
 
 @pytest.mark.parametrize("overlapping", [True, False])
 def test_the_kernel_of_the_smoke_begins_as_ours_do(overlapping: bool, tmp_path) -> None:
-    constants = {"BLOCK": smoke.BLOCK, "CHAINED": overlapping}
+    constants = {"BLOCK": smoke.BLOCK, "USE_GDC": overlapping}
     types = {"source": "*i32", "target": "*i32"}
     compiled = compile_kernel(smoke.next_of, types, constants, tmp_path, 90, launch_pdl=overlapping)
     assert ("griddepcontrol.wait" in compiled.ptx) is overlapping

@@ -53,7 +53,7 @@ def sequence(temperature: float, **options: Any) -> SequenceState:
 def likeliest(logits: Tensor, s: SequenceState, depth: int) -> list[int]:
     """The best child of each row."""
     count, position = len(logits), len(s.tokens) + depth
-    sampling = RowSampling.of([s.sampling] * count, [s.noise.seed] * count, [position] * count)
+    sampling = RowSampling.from_params([s.sampling] * count, [s.noise.seed] * count, [position] * count)
     tokens, _ = best_children(logits, sampling, 1)
     best: list[int] = tokens[:, 0].tolist()
     return best

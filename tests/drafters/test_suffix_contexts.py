@@ -12,7 +12,7 @@ from itertools import pairwise
 import pytest
 
 from foresay.drafters.suffix.drafter import PIECE, Slices, SuffixDrafter
-from foresay.drafters.suffix.suffix_tree import MOST_CONTEXT, MOST_POSITIONS, Contexts, History
+from foresay.drafters.suffix.suffix_tree import MAX_CONTEXT, MAX_POSITIONS, History, SuffixTree
 from foresay.spec.tree import TreeShape
 from tests.drafters.texts import sequence
 
@@ -43,11 +43,11 @@ def common(text: list[int], position: int, query: list[int], longest: int) -> in
 @pytest.mark.parametrize("seed", range(40))
 def test_every_position_of_every_context_is_found(seed) -> None:
     """The nodes passed are those where positions part; with each come the latest of all positions that agree so far."""
-    text, most = texts(seed), (MOST_CONTEXT, 4)[seed % 2]
-    rng, contexts = random.Random(seed), Contexts(text, most)
-    while contexts.behind > 0:
-        contexts.take(rng.randint(1, 50))
-        end = contexts.taken
+    text, most = texts(seed), (MAX_CONTEXT, 4)[seed % 2]
+    rng, contexts = random.Random(seed), SuffixTree(text, most)
+    while contexts.pending > 0:
+        contexts.index(rng.randint(1, 50))
+        end = contexts.indexed
         begin = rng.randrange(end)
         query = rng.choice([text[:end], text[begin : begin + 30], [*text[begin : begin + 20], 99]])
         lengths = {position: common(text, position, query, most) for position in range(1, end)}
@@ -58,7 +58,7 @@ def test_every_position_of_every_context_is_found(seed) -> None:
         for length, positions in found:
             agreeing = [position for position, known in lengths.items() if known >= length]
             assert list(positions) == agreeing[-len(positions) :]
-            assert len(positions) == len(agreeing) or len(positions) >= MOST_POSITIONS
+            assert len(positions) == len(agreeing) or len(positions) >= MAX_POSITIONS
 
 
 def long_text(rng: random.Random, length: int = LONG) -> list[int]:
@@ -87,8 +87,8 @@ def measured() -> Iterator[tuple[SuffixDrafter, list[int]]]:
 def test_taking_in_and_proposing_cost_little_with_much_history() -> None:
     """The promise is 20 us a token and 50 us a draft; ten times that may pass on a busy machine."""
     ((drafter, text),) = measured()
-    (history,) = drafter.history.behind
-    assert cpu(lambda: history.take(LONG)) / LONG < 200e-6
+    (history,) = drafter.history.pending
+    assert cpu(lambda: history.index(LONG)) / LONG < 200e-6
     running = sequence(text[:1000])
     drafter.propose([running], [TreeShape.chain(8)])
     times = []
@@ -102,9 +102,9 @@ def test_memory_is_bounded_by_the_tokens_taken_in() -> None:
     text = long_text(random.Random(6), 20_000)
     tracemalloc.start()
     try:
-        contexts = Contexts([*text, *text])
+        contexts = SuffixTree([*text, *text])
         before = tracemalloc.get_traced_memory()[0]
-        contexts.take(len(contexts.tokens))
+        contexts.index(len(contexts.tokens))
         grown = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
@@ -115,10 +115,10 @@ def test_a_long_prompt_holds_nobody_up() -> None:
     """Each step takes in a slice: in the middle one step costs less than a millisecond, and all of it is taken in."""
     drafter, running = SuffixDrafter(), sequence(long_text(random.Random(7)))
     times: list[float] = []
-    own = drafter._of(running).own
-    while own.behind > 0 and len(times) < LONG:
+    own = drafter._of(running).tree
+    while own.pending > 0 and len(times) < LONG:
         times.append(cpu(lambda: drafter.propose([running], [TreeShape.chain(8)])))
-    assert own.behind == 0
+    assert own.pending == 0
     assert len(times) > LONG * 0.5e-6 / 1e-3
     assert sorted(times)[len(times) // 2] < 1e-3
     assert sorted(times)[int(len(times) * 0.9)] < 2e-3
@@ -130,19 +130,19 @@ def test_prefill_takes_in_too_and_several_sequences_share_a_slice() -> None:
     for _ in range(5):
         times = [cpu(partial(drafter.extend, one)) for one in running]
         assert sum(times) < 2e-3
-    assert drafter._of(running[0]).own.taken > 100
+    assert drafter._of(running[0]).tree.indexed > 100
 
 
 def test_a_slice_ends_in_time() -> None:
-    slices, text = Slices(0.0), Contexts(list(range(1000)))
+    slices, text = Slices(0.0), SuffixTree(list(range(1000)))
     slices.begin()
-    assert not slices.take(text) and text.taken == 1 + PIECE, "one piece, however late it is"
-    assert not slices.take(text) and text.taken == 1 + PIECE
+    assert not slices.index(text) and text.indexed == 1 + PIECE, "one piece, however late it is"
+    assert not slices.index(text) and text.indexed == 1 + PIECE
     slices.extend("one")
-    assert not slices.take(text) and text.taken == 1 + PIECE, "a chunk of the same step"
+    assert not slices.index(text) and text.indexed == 1 + PIECE, "a chunk of the same step"
     slices.extend("one")
-    assert not slices.take(text) and text.taken == 1 + 2 * PIECE, "the next step"
+    assert not slices.index(text) and text.indexed == 1 + 2 * PIECE, "the next step"
     slices = Slices(1e9)
     slices.begin()
-    assert slices.take(text) and text.behind == 0
-    assert slices.dispose(text) and text.disposed
+    assert slices.index(text) and text.pending == 0
+    assert slices.dispose(text) and text.is_empty

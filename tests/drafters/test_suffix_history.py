@@ -6,7 +6,7 @@ import math
 import random
 
 from foresay.drafters.suffix.drafter import SuffixDrafter
-from foresay.drafters.suffix.suffix_tree import MOST_SALTS, History
+from foresay.drafters.suffix.suffix_tree import MAX_SALTS, History
 from foresay.spec.tree import TreeShape
 from tests.drafters.texts import answered, letters, proposed, sequence
 
@@ -61,16 +61,16 @@ def test_bounds_hold_whatever_comes() -> None:
     for _ in range(3000):
         history.add(str(rng.randrange(20)), [rng.randrange(50) for _ in range(rng.choice([0, 1, 20, 149, 151, 900]))])
         assert len(history) <= 1000
-        assert all(len(history.of(str(salt))) <= 300 for salt in range(20))
-    assert len(history) == sum(len(history.of(str(salt))) for salt in range(20)) > 500
+        assert all(len(history.answers(str(salt))) <= 300 for salt in range(20))
+    assert len(history) == sum(len(history.answers(str(salt))) for salt in range(20)) > 500
 
 
 def test_callers_cannot_make_it_remember_ever_more_salts() -> None:
     history = History()
     history.add("first", [1, 2, 3])
-    for number in range(MOST_SALTS):
-        history.of(f"salt {number}")
-    assert len(history.of("first")) == 0 and len(history) == 0
+    for number in range(MAX_SALTS):
+        history.answers(f"salt {number}")
+    assert len(history.answers("first")) == 0 and len(history) == 0
 
 
 def test_a_running_sequence_outlives_what_is_forgotten() -> None:
@@ -88,12 +88,12 @@ def test_a_running_sequence_outlives_what_is_forgotten() -> None:
 def test_what_is_dropped_is_given_back_in_slices() -> None:
     drafter = SuffixDrafter()
     long = sequence(random.Random(1).choices(range(5000), k=20_000), "long")
-    while drafter._of(long).own.behind > 0:
+    while drafter._of(long).tree.pending > 0:
         drafter.propose([long], [TreeShape.chain(1)])
     drafter.finished(long)
     (dropped,) = drafter.history.dropped
     other, steps = sequence(letters("abc"), "other"), 0
-    while not dropped.disposed:
+    while not dropped.is_empty:
         drafter.propose([other], [TreeShape.chain(1)])
         steps += 1
     assert steps > 2

@@ -38,8 +38,8 @@ def floats(dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def after(vocabulary: DraftVocabulary, *said: int) -> set[int]:
-    vocabulary.said("text", said, 0)
-    vocabulary.finished("text")
+    vocabulary.observe("text", said, 0)
+    vocabulary.drop_text("text")
     return set(vocabulary.token_ids.tolist())
 
 
@@ -73,10 +73,10 @@ def test_a_later_server_begins_with_what_was_said(tmp_path: Path, monkeypatch) -
     monkeypatch.setattr("foresay.verifier.heads.vocabulary._NEWS", 30)
     drafted, later, shorter, other = (DraftVocabulary(Linear(floats()), count, [149]) for count in (80, 80, 30, 80))
     remember_tokens(drafted, BUNDLED / "target", "mtp")
-    drafted.said("a", range(80, 140), 0)
-    drafted.said("b", [*range(140, 148), 5, 81], 0, private=True)
-    drafted.said("c", [145], 0)
-    drafted.finished("c")
+    drafted.observe("a", range(80, 140), 0)
+    drafted.observe("b", [*range(140, 148), 5, 81], 0, private=True)
+    drafted.observe("c", [145], 0)
+    drafted.drop_text("c")
     remember_tokens(later, BUNDLED / "target", "mtp")
     assert set(later.token_ids.tolist()) - set(range(80)) == {*range(80, 140), 145, 149}
     assert 0 in after(later, *range(20, 75)) and 145 not in later, "the last ids go first"
@@ -87,37 +87,37 @@ def test_a_later_server_begins_with_what_was_said(tmp_path: Path, monkeypatch) -
         assert set(other.token_ids.tolist()) == {*range(79), 149}, "other ids, or another drafter's"
     (file,) = (tmp_path / "foresay" / "kernels").iterdir()
     found = file.read_bytes()
-    later.finished("few are new")
+    later.drop_text("few are new")
     assert file.read_bytes() == found
 
 
 def test_a_text_that_says_other_things_gets_the_whole_matrix() -> None:
     drafted = DraftVocabulary(Linear(floats()), 64)
     text = [0] * WINDOW
-    drafted.said("a", text, WINDOW)
+    drafted.observe("a", text, WINDOW)
     assert drafted.covers("a") and drafted.covers("unknown")
     allowed = int(MOST_MISSING * WINDOW)
-    drafted.said("a", [*text, *range(70, 70 + allowed)], WINDOW)
+    drafted.observe("a", [*text, *range(70, 70 + allowed)], WINDOW)
     assert drafted.covers("a")
-    drafted.said("a", [*text, *range(70, 70 + 2 * allowed)], WINDOW)
+    drafted.observe("a", [*text, *range(70, 70 + 2 * allowed)], WINDOW)
     assert not drafted.covers("a") and drafted.covers("b")
-    drafted.said("a", [*text, *range(70, 70 + 2 * allowed), *text], WINDOW)
+    drafted.observe("a", [*text, *range(70, 70 + 2 * allowed), *text], WINDOW)
     assert drafted.covers("a"), "once it says nothing new any more"
-    drafted.said("c", [*range(100, 140)], 40)
+    drafted.observe("c", [*range(100, 140)], 40)
     assert drafted.covers("c"), "a prompt is not what the target says"
-    drafted.said("c", [*range(100, 140), *range(10, 60)], 40)
+    drafted.observe("c", [*range(100, 140), *range(10, 60)], 40)
     assert not drafted.covers("c")
-    drafted.finished("c")
+    drafted.drop_text("c")
     assert drafted.covers("c")
-    pinned = DraftVocabulary(Linear(floats()), 64, adapts=False)
-    pinned.said("a", range(150), 0)
+    pinned = DraftVocabulary(Linear(floats()), 64, adaptive=False)
+    pinned.observe("a", range(150), 0)
     assert pinned.covers("a")
 
 
 def bits_kept(whole: Linear) -> None:
     """Logits have the bits of the whole matrix, also once rows were replaced."""
     x = torch.randn(3, whole.in_features, generator=torch.Generator().manual_seed(2)).to(whole.dtype)
-    assert DraftVocabulary.can(whole)
+    assert DraftVocabulary.supports(whole)
     drafted = DraftVocabulary(whole, 77, ends=[whole.out_features - 1])
     for said in ((), (100, 101, 5), range(60, 120)):
         after(drafted, *said)
@@ -138,8 +138,8 @@ def test_rows_of_floats_keep_their_bits(dtype) -> None:
 def test_where_rows_are_in_pairs_of_words_all_tokens_are_drafted(monkeypatch) -> None:
     made = emulation_of("sapphirerapids")
     monkeypatch.setattr(Processor, "here", classmethod(lambda cls: made))
-    assert not DraftVocabulary.can(Linear(matrix_of((128, 150), "int8"), None, torch.bfloat16))
-    assert DraftVocabulary.can(Linear(matrix_of((128, 150), "int8"), None, torch.bfloat16, rounds=True))
+    assert not DraftVocabulary.supports(Linear(matrix_of((128, 150), "int8"), None, torch.bfloat16))
+    assert DraftVocabulary.supports(Linear(matrix_of((128, 150), "int8"), None, torch.bfloat16, rounds=True))
 
 
 # -- same tokens -------------------------------------------------------------------------------------------------------

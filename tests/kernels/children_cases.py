@@ -38,7 +38,9 @@ Find = Callable[..., tuple[Tensor, Tensor]]
 def sampling_of(kinds: list[dict[str, Any]]) -> RowSampling:
     rng = random.Random(1)
     positions = [rng.randrange(1 << 17) for _ in kinds]
-    return RowSampling.of([SamplingParams(**kind) for kind in kinds], [rng.getrandbits(64) for _ in kinds], positions)
+    return RowSampling.from_params(
+        [SamplingParams(**kind) for kind in kinds], [rng.getrandbits(64) for _ in kinds], positions
+    )
 
 
 def assert_found_alike(

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from foresay.verifier.ops.attention import join_latents, rotate_and_store, rotate_queries
-from foresay.verifier.ops.records import HeadNorms, Norm, Rotation, SplitKSums
+from foresay.verifier.ops.records import Norm, QKNorms, Rotation, SplitKSums
 from foresay.verifier.ops.rows import (
     add_norm,
     embed,
@@ -264,13 +264,13 @@ def paired(width: int, keep_normed: bool) -> Make:
 # -- rotation ----------------------------------------------------------------------------------------------------------
 
 
-def norms_of(noise: Noise, kind: str, heads: tuple[int, int, int], values: bool = False) -> HeadNorms | None:
+def norms_of(noise: Noise, kind: str, heads: tuple[int, int, int], values: bool = False) -> QKNorms | None:
     """kind: how heads are normed; "": they are not."""
     (queries, groups, dim), whole = heads, kind.startswith("whole")
     dtype = torch.float32 if kind.endswith("wide") else noise.dtype
     query, key = noise(queries * dim if whole else dim, dtype=dtype), noise(1, groups * dim, dtype=dtype)[0]
     key = key if whole else key[:dim].clone()
-    return HeadNorms(query, key, 1e-5, whole, kind.startswith("after"), values=values) if kind else None
+    return QKNorms(query, key, 1e-5, whole, kind.startswith("after"), values=values) if kind else None
 
 
 def rotated(heads: tuple[int, int, int], kind: str, factor: bool = False, valued: str = "") -> Make:

@@ -187,7 +187,7 @@ def test_norms_and_rotation_are_compiled_once_for_long_prompts_too() -> None:
     def of(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=DEVICE)
 
-    output, qkv = (BlockedWeight.of(of(width, 4096)) for width in (4096, 6144))
+    output, qkv = (BlockedWeight.pack(of(width, 4096)) for width in (4096, 6144))
     with bound() as launches:
         for rows in (1, 64, 257, 385, 512):
             x, rotation = of(rows, 4096), Rotation(of(rows, 1, 128), of(rows, 1, 128))

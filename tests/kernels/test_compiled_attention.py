@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from foresay.verifier.ops.kernels import chunk_attention, key_blocks, tree_attention
-from foresay.verifier.ops.records import AttentionMetadata, Rotation, SplitKSums, Unrotated
+from foresay.verifier.ops.records import AttentionMetadata, FusedRope, Rotation, SplitKSums
 from tests.combinations import alternating
 from tests.kernels.compiling import CAPABILITIES, Compiled, compile_launches
 
@@ -151,7 +151,7 @@ def test_partials_that_rotate_multiply_by_the_same_instructions(width, once, fol
     def call() -> None:
         rows.tails = tree_attention.tail_slots(rows) if once else None
         sums = SplitKSums(of(2, 6, (4 + 2) * 8 * width, dtype=torch.float32), None)
-        unrotated = Unrotated(sums, Rotation(of(6, 1, width), of(6, 1, width)), of(6, dtype=torch.int64))
+        unrotated = FusedRope(sums, Rotation(of(6, 1, width), of(6, 1, width)), of(6, dtype=torch.int64))
         tree_attention.tree_attention(unrotated, keys, values, rows, scale, whole_splits=folded)
 
     made = compile_launches(call, tmp_path, 90)

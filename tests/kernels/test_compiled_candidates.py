@@ -27,7 +27,7 @@ KERNELS: list[tuple[Any, tuple[int, int], dict[str, int], int]] = [
 def test_draw(number, exact, own_ids, capability, tmp_path) -> None:
     kernel, warps, constants, registers = KERNELS[number]
     arguments = {name: kind for name, kind in (TYPES | SIZES).items() if name in kernel.arg_names}
-    constants = constants | {"EXACT": exact, "MOST": candidates.MOST, "CHAINED": capability >= 90}
+    constants = constants | {"EXACT": exact, "MOST": candidates.MOST, "USE_GDC": capability >= 90}
     if not own_ids:
         del arguments["token_ids"]
         constants = constants | {"token_ids": None}

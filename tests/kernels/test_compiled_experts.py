@@ -38,9 +38,9 @@ def test_every_product_is_made_of_one_instruction(shape, kind, rows, capability,
 
     def weight(outer: int, inner: int, gated: Gate = "") -> BlockedWeight:
         if kind == "floats":
-            return BlockedWeight.of(of(outer, inner, dtype=torch.bfloat16), of(outer), gated, how.experts)
+            return BlockedWeight.pack(of(outer, inner, dtype=torch.bfloat16), of(outer), gated, how.experts)
         matrix = QuantizedMatrix.empty(outer, inner, 4, 32, True, E8M0, torch.device("meta"))
-        return BlockedWeight.of(matrix, None, gated, how.experts)
+        return BlockedWeight.pack(matrix, None, gated, how.experts)
 
     def call() -> None:
         chosen, weights = route.launch(
@@ -48,8 +48,8 @@ def test_every_product_is_made_of_one_instruction(shape, kind, rows, capability,
         )
         same, where = sort_rows(x, chosen, how)
         made = expert_linear(same, weight(2 * how.experts * inner, hidden, gated), x.dtype, where)
-        mixed.launch(of(rows * how.chosen, hidden), weights, where.places, x.dtype, of(rows, hidden), logits)
-        assert made.shape == (rows * how.chosen, inner)
+        mixed.launch(of(rows * how.top_k, hidden), weights, where.positions, x.dtype, of(rows, hidden), logits)
+        assert made.shape == (rows * how.top_k, inner)
 
     made = compile_launches(call, tmp_path, capability)
     assert set(made) == {"route_rows", "sort_pairs", "expert_tiles", "mix_rows"}

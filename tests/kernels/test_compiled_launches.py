@@ -174,7 +174,7 @@ def test_norm(shape, centred, capability, tmp_path) -> None:
     width, share = shape
     arguments = bf16("x", "y", "bias", "weight", "shift", "scalar", "out") | {"apart": "i32", "eps": "fp32"}
     arguments |= ({"y": "*fp32"} if share else {}) | (dict.fromkeys(("weight", "shift"), "*fp32") if centred else {})
-    read = {"SEGMENTS": 4 if share else 1, "BIAS": bool(share), "CHAINED": capability >= 90}
+    read = {"SEGMENTS": 4 if share else 1, "BIAS": bool(share), "USE_GDC": capability >= 90}
     how = {"SHARE": share, "SCALED": share == 0.22, "NORM": True, "SHIFTED": centred, "CENTRED": centred}
     constants = row_of(torch.empty(0, device="meta"), width) | how | read
     made = compile_kernel(rows.norm_rows, arguments, constants, tmp_path, capability, warps(width))
@@ -209,7 +209,7 @@ def test_rotation_and_store(heads, kept, capability, tmp_path) -> None:
     constants = {"QUERIES": 32, "DIM": dim, "HALF": dim // 2, "BLOCK": block, "HEADS": 8, "NORM": True}
     constants |= {"ALIKE": kind == "valued", "VALUED": kind == "valued", "GROUPS": 0 if kind == "alone" else 8}
     constants |= {"WHOLE": kind == "whole", "AFTER": kind == "after", "FACTOR": kind != "each"}
-    constants |= {"SEGMENTS": 3, "BIAS": True, "CHAINED": capability >= 90}
+    constants |= {"SEGMENTS": 3, "BIAS": True, "USE_GDC": capability >= 90}
     largest = 0.0 if kind == "alone" else {"bf16": 0.0, "i8": 127.0, "u8": 448.0}[kept]
     if largest:
         arguments["scales"] = "*fp32"
@@ -221,7 +221,7 @@ def test_rotation_and_store(heads, kept, capability, tmp_path) -> None:
 @pytest.mark.parametrize("rows", [8, 64])
 def test_move(rows, capability, tmp_path) -> None:
     types = dict.fromkeys(("sources", "destinations", "lengths"), "*i64") | {"keys": "*i32", "values": "*i32"}
-    sizes = {"KEY_WIDTH": 512, "VALUE_WIDTH": 512, "ROWS": rows, "COLUMNS": 64, "CHAINED": capability >= 90}
+    sizes = {"KEY_WIDTH": 512, "VALUE_WIDTH": 512, "ROWS": rows, "COLUMNS": 64, "USE_GDC": capability >= 90}
     made = compile_kernel(
         trees.move_columns, types | {"slots": "i32", "path_width": "i32"}, sizes, tmp_path, capability
     )

@@ -38,7 +38,7 @@ def calls(dtype: torch.dtype, rows: int) -> list[Callable[[], Tensor]]:
         lambda: linear.linear(x, of(4096, 4096)),
         lambda: linear.gated_linear(x, of(28672, 4096), of(28672)),
         lambda: linear.linear(wide, of(4096, 14336)),
-        lambda: linear.head_product(of(rows, 20 * 192), BlockedWeight.of(of(20 * 512, 192)), dtype),
+        lambda: linear.head_product(of(rows, 20 * 192), BlockedWeight.pack(of(20 * 512, 192)), dtype),
     ]
 
 
@@ -93,7 +93,7 @@ def prefetched(folder: Path, capability: int = 90) -> list[int]:
     """How often code asks for memory before it waits and after."""
     weight, x = (blank(*shape, dtype=torch.bfloat16) for shape in ((4096, 4096), (1, 4096)))
     (code, *_) = compile_launches(
-        lambda: linear.product(x, BlockedWeight.of(weight), x.dtype), folder, capability
+        lambda: linear.product(x, BlockedWeight.pack(weight), x.dtype), folder, capability
     ).values()
     return [part.count("prefetch.global.L2") for part in code.ptx.split("griddepcontrol.wait")]
 

@@ -39,7 +39,7 @@ def weight_of(kind: str, outer: int, inner: int, gated: Gate) -> BlockedWeight:
     else:
         bits, group, symmetric, floats = KINDS[kind]
         matrix = QuantizedMatrix.empty(outer, inner, bits, group or inner, symmetric, torch.bfloat16, META, floats)
-    return BlockedWeight.of(matrix, torch.empty(outer, dtype=torch.bfloat16, device=META), gated)
+    return BlockedWeight.pack(matrix, torch.empty(outer, dtype=torch.bfloat16, device=META), gated)
 
 
 def compiled(

@@ -12,7 +12,7 @@ from torch import Tensor
 from foresay.verifier.ops.kernels.cpu import candidates
 from foresay.verifier.ops.kernels.cpu.jit import Processor
 from foresay.verifier.ops.kernels.cpu.launch import Launcher, recording
-from foresay.verifier.ops.kernels.cpu.threads import give_way, use, wanted
+from foresay.verifier.ops.kernels.cpu.threads import num_threads, set_num_threads, set_yielding
 from foresay.verifier.ops.records import MOST_CHILDREN, RowSampling
 from foresay.verifier.ops.sample import best_children
 from tests.kernels.children_cases import KINDS, ChildrenCases, Find, part_of, rows_of, sampling_of
@@ -26,11 +26,11 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def any_threads() -> Iterator[None]:
     """As many as are set, however busy the machine is."""
-    before = wanted()
-    give_way(False)
+    before = num_threads()
+    set_yielding(False)
     yield
-    use(before)
-    give_way(True)
+    set_num_threads(before)
+    set_yielding(True)
 
 
 class TestOnCpu(ChildrenCases):
@@ -58,12 +58,12 @@ def equal(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> bool:
 def test_neither_rows_nor_threads_change_a_bit(any_processor, kinds, make) -> None:
     """Noise that is used again is the same, and so is what several threads list."""
     logits, sampling = rows_of([1.0, 4.0] * (len(kinds) // 2), 1000), make(kinds)
-    use(1)
+    set_num_threads(1)
     rows = [slice(row, row + 1) for row in range(len(kinds))]
     alone = [best_children(logits[row].clone(), part_of(sampling, row), 9) for row in rows]
     together = torch.cat([tokens for tokens, _ in alone]), torch.cat([chances for _, chances in alone])
     for threads in (1, 2, 4):
-        use(threads)
+        set_num_threads(threads)
         assert equal(best_children(logits, sampling, 9), together)
         few = slice(3, 8)
         part = best_children(logits[few].clone(), part_of(sampling, few), 9)
@@ -75,10 +75,10 @@ def test_fewer_threads_may_merge_than_list(monkeypatch) -> None:
     """As when a core is taken between two entries."""
     logits, sampling = rows_of([2.0] * len(KINDS), 1000), sampling_of(KINDS)
     expected, merging = best_children(logits, sampling, MOST_CHILDREN), candidates._deciding
-    use(4)
+    set_num_threads(4)
 
     def by_one(*shape: object) -> Launcher:
-        use(1)
+        set_num_threads(1)
         return merging(*shape)
 
     monkeypatch.setattr(candidates, "_deciding", by_one)

@@ -16,8 +16,8 @@ import torch
 
 from foresay.verifier.ops.kernels.cpu import launch
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
-from foresay.verifier.ops.kernels.cpu.launch import Compiled, borrowed, recording, room
-from foresay.verifier.ops.kernels.cpu.threads import Team, Threads, give_way, use, wanted
+from foresay.verifier.ops.kernels.cpu.launch import Compiled, alias, arena, recording
+from foresay.verifier.ops.kernels.cpu.threads import ThreadPool, Threads, num_threads, set_num_threads, set_yielding
 from foresay.verifier.ops.kernels.cpu.torch_ops import ReadsNumbers
 from foresay.verifier.ops.kernels.cpu.values import I64
 from foresay.verifier.ops.kernels.cpu.walk import PLACES, walker
@@ -28,12 +28,12 @@ from foresay.verifier.ops.rows import add_norm
 @pytest.fixture(autouse=True, params=[1, 2, 4])
 def as_many(request) -> Iterator[None]:
     """So many threads, however busy the machine is."""
-    before = wanted()
-    give_way(False)
-    use(request.param)
+    before = num_threads()
+    set_yielding(False)
+    set_num_threads(request.param)
     yield
-    use(before)
-    give_way(True)
+    set_num_threads(before)
+    set_yielding(True)
 
 
 @Compiled
@@ -59,7 +59,7 @@ def test_every_thread_runs_every_entry_once() -> None:
     numbers = torch.zeros(8, dtype=torch.int64)
     for _ in range(500):
         _marking()(numbers)
-    assert numbers.tolist() == [500] * wanted() + [0] * (8 - wanted())
+    assert numbers.tolist() == [500] * num_threads() + [0] * (8 - num_threads())
 
 
 def test_entries_wait_for_each_other_and_threads_that_slept_come_back() -> None:
@@ -90,12 +90,12 @@ def test_a_recording_owns_what_its_kernels_touch() -> None:
     x, weight = torch.randn(6, 32), torch.ones(32)
     with recording() as made:
         kept = add_norm(x, torch.randn(6, 32), Norm(weight, 1e-5))
-        first = room((6, 32), torch.float32)
+        first = arena((6, 32), torch.float32)
         address, view = first.data_ptr(), first.view(3, 64)
         del first
-        assert room((6, 32), torch.float32).data_ptr() != address
+        assert arena((6, 32), torch.float32).data_ptr() != address
         del view
-        assert room((6, 32), torch.float32).data_ptr() == address != kept.data_ptr()
+        assert arena((6, 32), torch.float32).data_ptr() == address != kept.data_ptr()
     begun = x.clone()
     junk = [torch.full((6, 32), 7.0) for _ in range(50)]  # would lie where something was freed
     made()
@@ -130,7 +130,7 @@ def test_callers_in_several_threads_wait_for_each_other() -> None:
 def test_the_number_of_threads_may_change_while_others_call() -> None:
     numbers = itertools.cycle([1, 3, 2])
     for _ in range(4):
-        doubled_in_several_threads(lambda: use(next(numbers)))
+        doubled_in_several_threads(lambda: set_num_threads(next(numbers)))
 
 
 def test_a_list_without_entries_wakes_nobody() -> None:
@@ -182,7 +182,7 @@ def test_a_child_has_threads_of_its_own() -> None:
             signal.alarm(20)
             numbers.zero_()
             _marking()(numbers)
-            os._exit(int(numbers.sum()) != wanted())
+            os._exit(int(numbers.sum()) != num_threads())
         assert os.waitpid(child, 0)[1] == 0
     ends.set()
     other.join()
@@ -272,15 +272,15 @@ def test_what_is_borrowed_does_not_keep_memory() -> None:
     """A later entry uses it again; until then the host may write there."""
     numbers, count = torch.tensor([1, 2]), torch.tensor([2])
     with recording() as made:
-        first = room((2,), torch.int64)
-        seen = borrowed(first)
+        first = arena((2,), torch.int64)
+        seen = alias(first)
         address = first.data_ptr()
         made.cut()
         _doubling()(first, count)
         numbers.copy_(first)
         del first
         gc.collect()
-        second = room((2,), torch.int64)
+        second = arena((2,), torch.int64)
     made.run(0)
     seen[:] = torch.tensor([4, 7])
     made.run(1)
@@ -300,10 +300,10 @@ def test_threads_with_a_core_each_stay_on_it_until_they_stop() -> None:
 
 
 def test_threads_have_a_core_each_where_they_are_as_many() -> None:
-    team, cores = Team(), os.sched_getaffinity(0)
-    team.keep_apart()
+    team, cores = ThreadPool(), os.sched_getaffinity(0)
+    team.pin()
     for count in (len(cores), 1 + len(cores)):
-        team.use(count)
+        team.set_num_threads(count)
         team.run(0, 0)
         assert team._threads is not None
         try:

@@ -110,8 +110,8 @@ def uncompiled(processor: Processor, requests: list[Asked]) -> list[str]:
         text = write.write(*constants).text()
         key = processor.key_of("object", text)
         try:
-            if kernel_cache.find(key) is None:
-                kernel_cache.keep(key, processor.compiled(text))
+            if kernel_cache.load(key) is None:
+                kernel_cache.save(key, processor.compiled(text))
         except CompilationFailed as error:
             faults.append(f"{write.write.__qualname__}{constants}: {error}")
     return faults
@@ -199,8 +199,8 @@ def nothing_kept(monkeypatch, tmp_path) -> None:
     """Kernels are compiled anew, and what could not be is forgotten afterwards."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(Op, "by_reference", False)
-    monkeypatch.setattr(launch, "compromises", [])
-    monkeypatch.setattr("foresay.server.engine.build.compromises", launch.compromises)
+    monkeypatch.setattr(launch, "llvm_errors", [])
+    monkeypatch.setattr("foresay.server.engine.build.llvm_errors", launch.llvm_errors)
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, fails: Callable[[str], bool]) -> None:
@@ -238,7 +238,7 @@ def test_fewer_rows_at_once_have_the_same_bits(monkeypatch, nothing_kept, name, 
     shutil.rmtree(kernel_cache.directory())
     failing(monkeypatch, first_of_a_kind)
     assert torch.equal(found.gated(x), whole)
-    assert launch.compromises == ["multiply: error: register allocation failed"]
+    assert launch.llvm_errors == ["multiply: error: register allocation failed"]
 
 
 def answer(target: str = "bundled") -> tuple[list[int], EngineCore]:
@@ -273,6 +273,6 @@ def test_where_llvm_compiles_nothing_torch_computes(monkeypatch, nothing_kept) -
     after, engine = answer()
     assert after == before
     assert engine.info.warnings == (
-        f"LLVM cannot compile some kernels for this processor ({launch.compromises[0]}): torch computes everything "
+        f"LLVM cannot compile some kernels for this processor ({launch.llvm_errors[0]}): torch computes everything "
         "instead, many times slower; please report this",
     )

@@ -73,12 +73,12 @@ def test_a_recording_draws_what_its_tensors_hold_when_it_is_replayed() -> None:
         sampled.fill_(-7)
         replay()
         assert sampled[rows:].eq(-7).all(), "rows that are not there are not touched"
-        assert sampled[:rows].tolist() == wanted(logits, RowSampling.of(params, seeds, positions))[:rows]
+        assert sampled[:rows].tolist() == wanted(logits, RowSampling.from_params(params, seeds, positions))[:rows]
 
 
 def chosen(logits: Tensor, seed: int, positions: int) -> Tensor:
     """One sample at each of so many positions."""
-    sampling = RowSampling.of([SamplingParams()] * positions, [seed] * positions, range(positions))
+    sampling = RowSampling.from_params([SamplingParams()] * positions, [seed] * positions, range(positions))
     return sample_rows(logits.expand(positions, -1).contiguous(), sampling)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from foresay.verifier.ops.kernels.cpu.threads import Crowding, ran_and_waited
+from foresay.verifier.ops.kernels.cpu.threads import ThreadTuner, read_schedstat
 
 
 class Machine:
@@ -18,13 +18,13 @@ class Machine:
     def __init__(self, cores: int, most: int) -> None:
         self.cores, self.hogs = cores, 0
         self.now = self.ran = self.waited = 0.0
-        self.crowding = Crowding(most, lambda _: (self.ran, self.waited), lambda: self.now)
+        self.crowding = ThreadTuner(most, lambda _: (self.ran, self.waited), lambda: self.now)
 
     def walk(self, seconds: float) -> set[int]:
         """So long a list after the other; how many threads walked them."""
         counts, end = set(), self.now + seconds
         while self.now < end:
-            count = self.crowding.look(list)
+            count = self.crowding.update(list)
             counts.add(count)
             share = min(1.0, self.cores / (count + self.hogs))
             self.now += 0.005
@@ -75,20 +75,20 @@ def test_what_hardly_ran_shows_nothing() -> None:
     def read(_: Iterable[int]) -> tuple[float, float]:
         return ran[0], 3 * ran[0]
 
-    crowding = Crowding(2, read, lambda: now[0])
+    crowding = ThreadTuner(2, read, lambda: now[0])
     for _ in range(100):
         now[0] += 1.0
         ran[0] += 0.0005
-        assert crowding.look(list) == 2
+        assert crowding.update(list) == 2
 
 
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="a kernel that does not count run delay")
 def test_linux_counts_it() -> None:
     me = threading.get_native_id()
-    before, end = ran_and_waited([me]), time.thread_time() + 0.05
+    before, end = read_schedstat([me]), time.thread_time() + 0.05
     while time.thread_time() < end:
         pass
-    after = ran_and_waited([me])
+    after = read_schedstat([me])
     assert after[0] - before[0] == pytest.approx(0.05, abs=0.02)
     assert after[1] >= before[1]
-    assert ran_and_waited([0]) == (0, 0), "a thread that is not there"
+    assert read_schedstat([0]) == (0, 0), "a thread that is not there"

@@ -160,10 +160,10 @@ def test_what_was_not_used_for_longest_makes_room(folder, monkeypatch) -> None:
     """Names that begin so make room, one in 256."""
     monkeypatch.setattr(kernel_cache, "_MOST", 3 * 4096)
     for number in range(3):
-        kernel_cache.keep(f"00{number}", b"code")
+        kernel_cache.save(f"00{number}", b"code")
         os.utime(folder / f"00{number}", (number, number))
-    assert kernel_cache.find("000") == b"code", "used just now"
-    kernel_cache.keep("003", b"code")
+    assert kernel_cache.load("000") == b"code", "used just now"
+    kernel_cache.save("003", b"code")
     assert sorted(path.name for path in folder.iterdir()) == ["000", "002", "003"]
 
 
@@ -172,8 +172,8 @@ def test_what_cannot_be_locked_is_kept_under_a_name_of_its_own(folder, monkeypat
     monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(number, os.strerror(number))))
     monkeypatch.setattr(os, "replace", replace := Mock(side_effect=os.replace))
     for _ in range(2):
-        kernel_cache.keep("key", b"code")
-    assert kernel_cache.find("key") == b"code" and [path.name for path in folder.iterdir()] == ["key"]
+        kernel_cache.save("key", b"code")
+    assert kernel_cache.load("key") == b"code" and [path.name for path in folder.iterdir()] == ["key"]
     parts = {call.args[0].name for call in replace.call_args_list}
     assert len(parts) == 2 and all(part.startswith(f"key.{os.getpid()}.") for part in parts)
 
@@ -207,10 +207,10 @@ def test_a_kernel_that_is_kept_looks_at_no_other(folder, monkeypatch, most) -> N
     monkeypatch.setattr(os, "stat", counted)
     names = [*(kernel_cache.key_of("new", str(number)) for number in range(300)), "000"]
     for name in names:
-        kernel_cache.keep(name, b"code")
+        kernel_cache.save(name, b"code")
     monkeypatch.setattr(os, "stat", found)
     assert looks[0] <= 4 * len(names)
-    assert kernel_cache.find(names[-1]) == b"code"
+    assert kernel_cache.load(names[-1]) == b"code"
     assert len(list(folder.iterdir())) == min(most, 501)
 
 

@@ -102,7 +102,7 @@ def digest(directory: Path, **form: Any) -> str:
     logits = Reader(decoder).alone([(7 * at * at + 3 * at) % decoder.config.vocab_size for at in range(40)])
     ways = [(0.0, 0, 1.0, 0.0), (1.0, 0, 1.0, 0.0), (0.7, 20, 0.9, 0.0), (1.3, 0, 0.8, 0.05)]
     rows = [SamplingParams(temperature=t, top_k=k, top_p=p, min_p=m) for t, k, p, m in ways] * 10
-    tokens = sample_rows(logits, RowSampling.of(rows, range(40), range(40)))
+    tokens = sample_rows(logits, RowSampling.from_params(rows, range(40), range(40)))
     return hashlib.sha256(logits.numpy().tobytes() + tokens.numpy().tobytes()).hexdigest()
 
 

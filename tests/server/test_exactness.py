@@ -83,5 +83,5 @@ def test_what_is_not_exact_is_never_kept(reader, monkeypatch) -> None:
 @pytest.mark.parametrize("content", [b"", b"never", b"[NaN,true]", b"[1e99,true]", b"[true]", b"[1,null]"])
 def test_a_finding_that_cannot_be_read_is_none(reader, content, monkeypatch) -> None:
     start(reader)
-    monkeypatch.setattr(kernel_cache, "find", lambda key: content)
+    monkeypatch.setattr(kernel_cache, "load", lambda key: content)
     assert start(reader)[1] == ["probing exactness"]

@@ -49,7 +49,7 @@ PER_TOKEN = 2 * 32 * 8 * 128 * 2
 
 
 def llama(shape: dict[str, Any], **changed: object) -> ModelConfig:
-    return ModelConfig.of_llama(Fields({**shape, **changed}, "config.json"))
+    return ModelConfig.from_llama(Fields({**shape, **changed}, "config.json"))
 
 
 def planned(device: Device, *models: ModelConfig, dtype: str = "bfloat16", **settings: Any) -> MemoryPlan:
@@ -94,7 +94,7 @@ def test_recurrent_states_are_planned_as_they_are_allocated() -> None:
     """Of Qwen3.5's 27B: with records of four sequences if there are three, as captured steps have room for them."""
     shape = {"hidden_size": 5120, "intermediate_size": 17408, "num_hidden_layers": 64, "linear_num_value_heads": 48}
     heads = {"num_attention_heads": 24, "num_key_value_heads": 4, "vocab_size": 248320, "head_dim": 256}
-    model = ModelConfig.of(Fields({**LLAMA_8B, **shape, **heads, "architectures": ["Qwen3_5ForCausalLM"]}, ""))
+    model = ModelConfig.read(Fields({**LLAMA_8B, **shape, **heads, "architectures": ["Qwen3_5ForCausalLM"]}, ""))
     found = planned(H200, model, max_seqs=3, max_model_len=8192)
     assert found.states == (4, 1 + 6 * 3 + 16)
     pool = PagePool(found.pages, 16)
@@ -109,7 +109,8 @@ def test_a_mixture_is_planned_by_what_its_rows_choose() -> None:
     shape = {"hidden_size": 2048, "num_hidden_layers": 48, "head_dim": 128, "num_key_value_heads": 4}
     experts = {"num_experts": 128, "moe_intermediate_size": 768, "architectures": ["Qwen3MoeForCausalLM"]}
     model, more = (
-        ModelConfig.of(Fields({**LLAMA_8B, **shape, **experts, "num_experts_per_tok": chosen}, "")) for chosen in (8, 9)
+        ModelConfig.read(Fields({**LLAMA_8B, **shape, **experts, "num_experts_per_tok": chosen}, ""))
+        for chosen in (8, 9)
     )
     assert 0.99 < 2 * parameters(model) / planned(H200, model).weights["target"] < 1.01
     least = 512 * (2048 * 4 + 768 * 2)
@@ -126,7 +127,7 @@ EXPERTS = 128 * 3 * 2048 * 768 * 2
 
 def test_experts_stay_on_the_host_where_a_gpu_has_no_room(monkeypatch) -> None:
     """Of as few layers as necessary, as the host's memory allows, and it says so."""
-    model, settings = ModelConfig.of(Fields(QWEN3_30B, "")), dict[str, Any](max_model_len=32768)
+    model, settings = ModelConfig.read(Fields(QWEN3_30B, "")), dict[str, Any](max_model_len=32768)
     monkeypatch.setattr(gpu_memory, "machine_bytes", lambda: 64 * GIB)
     monkeypatch.setattr(gpu_memory, "free_bytes", lambda: 60 * GIB)
     whole = planned(H200, model, **settings)
@@ -301,14 +302,14 @@ DEEPSEEK = {
 
 def test_latents_are_planned_as_they_are_kept() -> None:
     """A key of a token alone, partials as wide as a value; where a program has too little shared memory, refused."""
-    model = ModelConfig.of(Fields(DEEPSEEK, ""))
+    model = ModelConfig.read(Fields(DEEPSEEK, ""))
     found = planned(H200, model)
     assert found.kv_bytes == found.pages * 16 * 16 * 576 * 2
     rows, trees, positions = 128, 64, 131072 + 64
     partials = trees * 16 * (512 + 2 * 2) * 4 * (131136 // 512 + 8 + 2)
     least = rows * 128256 * 4 + partials
     assert least < workspace_bytes(model, 2, positions, rows, trees) < 1.1 * least
-    wider = ModelConfig.of(Fields({**DEEPSEEK, "kv_lora_rank": 576}, ""))  # queries twice, and output
+    wider = ModelConfig.read(Fields({**DEEPSEEK, "kv_lora_rank": 576}, ""))  # queries twice, and output
     more = workspace_bytes(wider, 2, positions, rows, 0) - workspace_bytes(model, 2, positions, rows, 0)
     assert 16 * 3 * 64 < more / (2 * rows) < 1.1 * 16 * 3 * 64
     assert rope_bytes(model, 2, positions) == positions * 64 * 2 * 2
@@ -322,7 +323,7 @@ def test_layers_of_several_widths_are_planned_as_they_are_kept() -> None:
         "num_key_value_heads": 2, "num_kv_shared_layers": 6, "sliding_window": 512, "hidden_size_per_layer_input": 0,
         "hidden_activation": "gelu_pytorch_tanh",
     }  # fmt: skip
-    model = ModelConfig.of(Fields({**without(LLAMA_1B, "head_dim", "rope_parameters", "rope_scaling"), **values}, ""))
+    model = ModelConfig.read(Fields({**without(LLAMA_1B, "head_dim", "rope_parameters", "rope_scaling"), **values}, ""))
     found = planned(H200, model, max_seqs=1, max_model_len=8192)
     pool = PagePool(found.pages, 16)
     pool.attach(WindowPages(found.window_pages, 512, pool.num_pages, pool.page_size))

@@ -89,7 +89,7 @@ def test_what_a_busy_engine_records_was_planned(recurrent, draft, tree, monkeypa
     assert isinstance(verifier, ModelRunner)
     drafting = [made for made in map(on_device, members_of(engine.drafter).values()) if made is not None]
     own = [model for made in drafting if isinstance(model := getattr(made, "model", None), ModelRunner)]
-    recorded = sum(room.size for one in held(before) for room in one._rooms)
+    recorded = sum(room.size for one in held(before) for room in one._arenas)
     assert 0 < recorded <= planned[-1] < 8 * recorded
     stores = {store for model in (verifier, *own) if (store := model.store.states) is not None}
     assert sum(states) == sum(part.nbytes for store in stores for part in store.layers)
@@ -110,7 +110,7 @@ def test_latents_are_planned_by_their_dtype(dtype, tmp_path, monkeypatch) -> Non
     engine.add(Request(id="", prompt=[token % 300 for token in range(400)], params=SamplingParams(max_tokens=2)))
     while engine.has_work:
         engine.step()
-    recorded = sum(room.size for one in held(before) for room in one._rooms)
+    recorded = sum(room.size for one in held(before) for room in one._arenas)
     assert recorded <= planned[-1] < 1.3 * recorded, (recorded, planned)
 
 

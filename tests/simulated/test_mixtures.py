@@ -69,7 +69,7 @@ def short_of_room(monkeypatch: pytest.MonkeyPatch, settings: EngineConfig) -> li
 
     needed = plan(settings, 160, "float32", model, [], GPU).total
     monkeypatch.setattr(build, "find_device", lambda config: replace(GPU, free=needed - 1))
-    monkeypatch.setattr(expert_offload, "locked", locked)
+    monkeypatch.setattr(expert_offload, "page_locked", locked)
     return sizes
 
 
@@ -80,11 +80,11 @@ def test_memory_is_locked_as_long_as_a_tensor_is_in_it(monkeypatch) -> None:
         cudaHostRegister=lambda place, count, flags: 0 if count <= 4096 else 2, cudaHostUnregister=unlocked.append
     )
     monkeypatch.setattr(torch.cuda, "cudart", lambda: driver)
-    part = expert_offload.locked(4096).view(torch.int16)[5:]
+    part = expert_offload.page_locked(4096).view(torch.int16)[5:]
     place = part.data_ptr() - 10
     for count, words in ((8192, "8,192 bytes .*cannot be page-locked .CUDA error 2"), (1 << 50, "cannot be allocated")):
         with pytest.raises(WeightsError, match=words):
-            expert_offload.locked(count)
+            expert_offload.page_locked(count)
     assert not unlocked
     del part
     assert unlocked == [place], "not what was refused"

@@ -10,7 +10,7 @@ import torch
 
 from foresay.drafters.training import run
 from foresay.drafters.training.run import Run
-from foresay.drafters.training.run_folder import Work
+from foresay.drafters.training.run_folder import RunFolder
 from foresay.drafters.training.settings import Settings
 from foresay.drafters.training.teacher import Teacher
 
@@ -34,4 +34,4 @@ def attempt(settings: Settings, out: Path, dies_at: int) -> None:
     os.replace = deadly  # type: ignore[assignment]
     run._SAVED_EVERY = -1.0
     teacher = Teacher(Path(settings.target), "cpu", torch.float32)
-    Run(settings, teacher, Work(out, settings), progress=False)()
+    Run(settings, teacher, RunFolder(out, settings), progress=False)()

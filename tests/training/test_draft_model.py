@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from foresay.drafters.heads.draft_model import StudentModel
-from foresay.drafters.heads.lesson import Lesson
+from foresay.drafters.heads.training_batch import TrainingBatch
 from foresay.drafters.training.run import Run
-from foresay.drafters.training.run_folder import Work
+from foresay.drafters.training.run_folder import RunFolder
 from foresay.drafters.training.settings import Settings
 from foresay.drafters.training.shapes import default_layers, default_width, draft_shape
 from foresay.drafters.training.teacher import Teacher, _of_gguf
@@ -43,14 +43,14 @@ def settings(target, prompts) -> Settings:
 @pytest.fixture
 def trained(teacher, settings, tmp_path):
     """What the run printed, and its folder."""
-    depths = Run(settings, teacher, Work(tmp_path / "draft", settings), progress=False)().depths
+    depths = Run(settings, teacher, RunFolder(tmp_path / "draft", settings), progress=False)().depths
     return depths, tmp_path / "draft"
 
 
 def test_a_trained_draft_model_drafts(target, teacher, settings, trained, tmp_path) -> None:
     """Held-out loss falls with more steps, and the text stays what it was."""
     fewer = replace(settings, steps=1)
-    (first,) = Run(fewer, teacher, Work(tmp_path / "first", fewer), progress=False)().depths
+    (first,) = Run(fewer, teacher, RunFolder(tmp_path / "first", fewer), progress=False)().depths
     ((ours,), directory) = trained
     assert ours.loss < first.loss
     engine = witnessed(build_engine(config(target, str(directory), draft_tokens=4)))
@@ -98,11 +98,11 @@ def test_it_computes_what_transformers_computes(kv_heads, layers) -> None:
     with torch.no_grad():
         wanted, given = theirs(tokens).logits, ours(tokens) @ ours._output.T
     assert torch.allclose(given, wanted, rtol=1e-4, atol=1e-4)
-    lesson = Lesson(tokens, {"final": wanted}, torch.eye(120))
-    (loss,) = ours.losses(lesson)
+    batch = TrainingBatch(tokens, {"final": wanted}, torch.eye(120))
+    (loss,) = ours.losses(batch)
     entropy = -(wanted.softmax(-1) * wanted.log_softmax(-1)).sum(-1).mean()
     assert float(loss.detach()) == pytest.approx(float(entropy), rel=1e-4)
-    (depth,) = ours.judged(lesson, torch.Generator().manual_seed(0))
+    (depth,) = ours.evaluate(batch, torch.Generator().manual_seed(0))
     assert depth.greedy == depth.sampled == 1.0
 
 
@@ -147,16 +147,16 @@ def test_a_draft_of_any_family_learns_and_is_served_as_it_learned(family, tmp_pa
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape))
     tokens = torch.randint(40, (4, 40), generator=torch.Generator().manual_seed(2))
-    lesson = Lesson(tokens, {"final": torch.randn(40, width)[tokens]}, torch.randn(40, width))
+    batch = TrainingBatch(tokens, {"final": torch.randn(40, width)[tokens]}, torch.randn(40, width))
     optimizer, losses = torch.optim.Adam(model.parameters(), lr=3e-3), []
     for _ in range(12):
-        (loss,) = model.losses(lesson)
+        (loss,) = model.losses(batch)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         losses.append(float(loss.detach()))
     assert losses[-1] < 0.8 * losses[0]
-    (depth,) = model.judged(lesson, torch.Generator().manual_seed(0))
+    (depth,) = model.evaluate(batch, torch.Generator().manual_seed(0))
     assert depth.loss < losses[-1]
     save_file(model.published(), tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(model.config("t")))

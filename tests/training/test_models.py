@@ -15,10 +15,10 @@ from transformers import LlamaConfig
 
 from foresay.drafters.heads.dflash_model import DFlashModel
 from foresay.drafters.heads.eagle_model import EagleModel, PEagleModel
-from foresay.drafters.heads.lesson import Lesson, judge, soft_cross_entropy
 from foresay.drafters.heads.medusa_model import MedusaModel
+from foresay.drafters.heads.training_batch import TrainingBatch, evaluate, soft_cross_entropy
 from foresay.drafters.training.shapes import dflash_shape, eagle_shape
-from foresay.drafters.training.teacher import Example, Lessons, Teacher
+from foresay.drafters.training.teacher import Example, Teacher, TrainingBatches
 from foresay.kvpaging import KVStore, PagePool, PageTable
 from foresay.spec.protocols import FeatureRequest, Features
 from foresay.spec.sampling import SamplingParams
@@ -47,16 +47,16 @@ def test_targets_that_scale_and_cap_teach_their_own_logits(tmp_path, family) -> 
     tokens, ids = random_tokens(random.Random(2), 24, 290), torch.arange(290)
     eagle = EagleModel(eagle_shape(teacher.config, 290), teacher.embedding, ids, teacher.lm_head, passes=1)
     block = DFlashModel(dflash_shape(teacher.config, 2, 4, 290), teacher.embedding, ids, teacher.lm_head)
-    lesson = teacher.lesson([Example(torch.tensor(tokens), 0)], (*eagle.needs, *block.needs))
+    batch = teacher.make_batch([Example(torch.tensor(tokens), 0)], (*eagle.needs, *block.needs))
     with torch.no_grad():
-        assert torch.allclose(logits_of(lesson), theirs(lesson.tokens).logits, atol=1e-4)
+        assert torch.allclose(logits_of(batch), theirs(batch.tokens).logits, atol=1e-4)
     for model, name in ((eagle, "eagle"), (block, "block")):
         stirred(model)
         publish(model, tmp_path / name, "model.safetensors")
     with torch.no_grad():
-        ((hidden, _),) = eagle._passes(lesson, 1)
-        guesses = [lesson.capped(block.lm_head(states))[0, 1] for states, _ in block._guesses(lesson, 1)]
-    features = {key: rows[0] for key, rows in lesson.features.items()}
+        ((hidden, _),) = eagle._passes(batch, 1)
+        guesses = [batch.cap_logits(block.lm_head(states))[0, 1] for states, _ in block._guesses(batch, 1)]
+    features = {key: rows[0] for key, rows in batch.features.items()}
     found, _ = Rig(load_eagle(tmp_path / "eagle", decoder), tokens, features).text(1, 23)
     assert torch.allclose(found, eagle.lm_head(hidden)[0].detach(), rtol=0, atol=1e-3)
     assert torch.allclose(
@@ -73,7 +73,7 @@ def block_at(head: DFlashHead, features: Features, tokens: list[int], anchor: in
     state = StepState(1, len(table.pages), 16, 1, "cpu")
     state.join([BatchSlot(table.pages, anchor, [tokens[anchor]], SamplingParams(temperature=0.0), 0)])
     rows = MaskBlock(1, head.config.block, head.config, head.device)
-    return head.logits(head.guess(rows, state, state.roots.contiguous(), store))
+    return head.logits(head.draft_states(rows, state, state.roots.contiguous(), store))
 
 
 @pytest.fixture(scope="module")
@@ -86,9 +86,9 @@ def teacher(target) -> Teacher:
     return Teacher(target, "cpu", torch.float32)
 
 
-def logits_of(lesson: Lesson) -> Tensor:
+def logits_of(batch: TrainingBatch) -> Tensor:
     """fp32[B, T, V]: the target's, of all rows."""
-    return lesson.capped(lesson.features["final"].float() @ lesson.output.T)
+    return batch.cap_logits(batch.features["final"].float() @ batch.output.T)
 
 
 def stirred(model: torch.nn.Module) -> None:
@@ -103,10 +103,10 @@ def test_the_teachers_features_are_those_the_engine_hands_out(decoder, teacher) 
     tokens = random_tokens(random.Random(1), 40, 290)
     reader = Reader(decoder)
     forward = reader.model.run([reader.rows(PageTable(reader.pool), tokens)], FeatureRequest(True, (0, 3, 6)))
-    lesson = teacher.lesson([Example(torch.tensor(tokens), 0)], ["final", "layer.0", "layer.3", "layer.6"])
-    assert torch.allclose(logits_of(lesson)[0], forward.logits, atol=1e-3)
+    batch = teacher.make_batch([Example(torch.tensor(tokens), 0)], ["final", "layer.0", "layer.3", "layer.6"])
+    assert torch.allclose(logits_of(batch)[0], forward.logits, atol=1e-3)
     for name, rows in forward.features.items():
-        assert torch.allclose(lesson.features[name][0], rows, rtol=1e-3, atol=1e-3), name
+        assert torch.allclose(batch.features[name][0], rows, rtol=1e-3, atol=1e-3), name
 
 
 def publish(model, directory, file: str) -> None:
@@ -126,12 +126,12 @@ def test_an_eagle_head_drafts_as_it_learned(decoder, teacher, tmp_path, draft) -
     assert head.config.layers == (2, 3, 6)
     assert (head.token_ids is None) == (draft == 290)
     tokens = random_tokens(random.Random(2), 20, 290)
-    lesson = teacher.lesson([Example(torch.tensor(tokens), 0)], model.needs)
+    batch = teacher.make_batch([Example(torch.tensor(tokens), 0)], model.needs)
     weights = {name.removeprefix("midlayer."): tensor for name, tensor in model.published().items()}
     plain = PlainEagle({**model.config("t")}, weights, teacher.embedding, weights["lm_head.weight"])
-    fused = plain.fuse([lesson.features[name][0] for name in model.needs])
+    fused = plain.fuse([batch.features[name][0] for name in model.needs])
     with torch.no_grad():
-        found = [model.lm_head(hidden)[0] for hidden, _ in model._passes(lesson, model.passes)]
+        found = [model.lm_head(hidden)[0] for hidden, _ in model._passes(batch, model.passes)]
     for row in (0, 7, 14):
         states = fused[: row + 1]
         for number, logits in enumerate(found):
@@ -151,19 +151,19 @@ def test_a_peagle_head_drafts_as_it_learned(decoder, teacher, tmp_path, draft) -
     head = load_eagle(tmp_path, decoder)
     assert (head.config.mask, head.config.guesses, head.config.layers) == (289, 4, (2, 3, 6))
     tokens = random_tokens(random.Random(2), 20, 290)
-    lesson = teacher.lesson([Example(torch.tensor(tokens), 0)], model.needs)
+    batch = teacher.make_batch([Example(torch.tensor(tokens), 0)], model.needs)
     weights = {name.removeprefix("layers.0."): tensor for name, tensor in model.published().items()}
     layer: Any = model.config("t")["transformer_layer_config"]
     plain = PlainEagle({**layer, "draft_vocab_size": draft}, weights, teacher.embedding, weights["lm_head.weight"])
     fused, mask = (
         plain.fuse(features)
         for features in (
-            [lesson.features[name][0] for name in model.needs],
+            [batch.features[name][0] for name in model.needs],
             list(weights["mask_hidden"].flatten().chunk(3)),
         )
     )
     with torch.no_grad():
-        found = [model.lm_head(hidden)[0] for hidden, _ in model._passes(lesson, model.passes)]
+        found = [model.lm_head(hidden)[0] for hidden, _ in model._passes(batch, model.passes)]
     for row in (0, 7, 14):
         hidden = torch.cat((fused[: row + 1], mask.expand(3, -1)))
         expected, _ = plain(torch.tensor([*tokens[1 : row + 2], *[289] * 3]), hidden)
@@ -183,15 +183,15 @@ def test_a_dflash_head_drafts_as_it_learned(decoder, teacher, tmp_path, draft) -
     assert head.config.guesses == 4 and head.config.needs.layers == shape.layers
     assert (head.token_ids is None) == (draft == 290)
     tokens = random_tokens(random.Random(2), 24, 290)
-    lesson = teacher.lesson([Example(torch.tensor(tokens), 0)], model.needs)
-    features = torch.cat([lesson.features[name][0] for name in model.needs], dim=-1)
+    batch = teacher.make_batch([Example(torch.tensor(tokens), 0)], model.needs)
+    features = torch.cat([batch.features[name][0] for name in model.needs], dim=-1)
     weights = model.published()
     config = {**model.config("t"), "rope_theta": shape.rope_theta}
     output = teacher.lm_head if draft == 290 else weights["lm_head.weight"]
     plain = PlainDFlash(config, weights, teacher.embedding, output, mask=shape.mask_token_id)
     for first in (1, 3):
         with torch.no_grad():
-            found = [model.lm_head(states) for states, _ in model._guesses(lesson, first)]
+            found = [model.lm_head(states) for states, _ in model._guesses(batch, first)]
         for block, anchor in enumerate(range(first, len(tokens) - 5, 5)):
             expected = plain(features[:anchor], tokens[anchor], 5)
             for depth, logits in enumerate(found):
@@ -200,16 +200,16 @@ def test_a_dflash_head_drafts_as_it_learned(decoder, teacher, tmp_path, draft) -
 
 def test_medusa_heads_draft_as_they_learned(decoder, teacher, tmp_path) -> None:
     model = MedusaModel(teacher.lm_head, 3)
-    lesson = teacher.lesson([Example(torch.tensor(random_tokens(random.Random(2), 20, 290)), 0)], model.needs)
-    guessed = model(lesson.features["final"], 2)
-    assert torch.allclose(guessed, logits_of(lesson), atol=1e-3), "a fresh head is the target's"
+    batch = teacher.make_batch([Example(torch.tensor(random_tokens(random.Random(2), 20, 290)), 0)], model.needs)
+    guessed = model(batch.features["final"], 2)
+    assert torch.allclose(guessed, logits_of(batch), atol=1e-3), "a fresh head is the target's"
     stirred(model)
     publish(model, tmp_path, "medusa_lm_head.safetensors")
     heads = MedusaHeads.load(tmp_path, decoder)
     assert len(heads) == 3
     for depth in range(3):
-        ours = model(lesson.features["final"][0], depth)
-        assert torch.allclose(ours, heads(lesson.features["final"][0], depth), atol=1e-3)
+        ours = model(batch.features["final"][0], depth)
+        assert torch.allclose(ours, heads(batch.features["final"][0], depth), atol=1e-3)
 
 
 def test_each_medusa_head_learns_about_its_own_token() -> None:
@@ -223,7 +223,7 @@ def test_each_medusa_head_learns_about_its_own_token() -> None:
     # A target whose features are its tokens, and whose output matrix names the next one.
     output = 20.0 * torch.eye(vocab).roll(1, dims=0)
     for _ in range(60):
-        for loss in model.losses(Lesson(tokens, {"final": hidden}, output)):
+        for loss in model.losses(TrainingBatch(tokens, {"final": hidden}, output)):
             loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -236,14 +236,14 @@ def test_each_medusa_head_learns_about_its_own_token() -> None:
 def test_rows_that_no_draft_token_could_guess_do_not_count(teacher, known) -> None:
     ids = torch.arange(0, 290, 2)
     model = EagleModel(eagle_shape(teacher.config, 145), teacher.embedding, ids, teacher.lm_head, passes=2)
-    lesson = teacher.lesson([Example(torch.tensor(random_tokens(random.Random(2), 30, 290)), 0)], model.needs)
+    batch = teacher.make_batch([Example(torch.tensor(random_tokens(random.Random(2), 30, 290)), 0)], model.needs)
     if known:
-        lesson = replace(lesson, likeliest=lesson.likeliest_tokens())
-    (loss,) = model.losses(lesson)
+        batch = replace(batch, top_tokens=batch.compute_top_tokens())
+    (loss,) = model.losses(batch)
     total = 0.0
-    for number, (hidden, about) in enumerate(model._passes(lesson, 2)):
+    for number, (hidden, about) in enumerate(model._passes(batch, 2)):
         logits = model.lm_head(hidden)
-        wanted = logits_of(lesson)[0, about]
+        wanted = logits_of(batch)[0, about]
         rows = [r for r in range(len(wanted)) if int(wanted[r].argmax()) % 2 == 0]
         assert 0 < len(rows) < len(wanted)
         chances = wanted[rows][:, ids].softmax(-1)
@@ -255,16 +255,16 @@ def test_an_eagle_head_learns_its_first_pass_first(teacher) -> None:
     ids = torch.arange(290)
     model = EagleModel(eagle_shape(teacher.config, 290), teacher.embedding, ids, teacher.lm_head, passes=5)
     assert [model.passes_at(done) for done in (0.0, 0.6, 0.61, 0.69, 0.8, 1.0)] == [1, 1, 2, 3, 5, 5]
-    lesson = teacher.lesson([Example(torch.tensor(random_tokens(random.Random(2), 30, 290)), 0)], model.needs)
-    (first,), (both,) = model.losses(lesson, 0.0), model.losses(lesson, 0.61)
+    batch = teacher.make_batch([Example(torch.tensor(random_tokens(random.Random(2), 30, 290)), 0)], model.needs)
+    (first,), (both,) = model.losses(batch, 0.0), model.losses(batch, 0.61)
     assert float(both.detach()) > 1.5 * float(first.detach()), "two losses, the second at 0.8"
 
 
 def test_a_perfect_head_is_judged_perfect() -> None:
     rows = 3 * torch.randn(400, 30, generator=torch.Generator().manual_seed(0))
-    same = judge(rows, rows, torch.Generator().manual_seed(1))
+    same = evaluate(rows, rows, torch.Generator().manual_seed(1))
     assert (same.greedy, same.sampled) == (1.0, 1.0)
-    other = judge(rows.roll(1, dims=0), rows, torch.Generator().manual_seed(1))
+    other = evaluate(rows.roll(1, dims=0), rows, torch.Generator().manual_seed(1))
     assert other.greedy < 0.3
     assert other.greedy < other.sampled < 0.7, "the noise alone brings some draws together"
     assert other.loss > same.loss
@@ -311,8 +311,8 @@ def test_a_text_ends_where_the_target_ends_it(teacher, temperature) -> None:
     if temperature:
         assert sum(len(text.tokens) < 120 for text in texts) > 1
     else:
-        lesson = teacher.lesson(texts[:1], ())
-        assert logits_of(lesson)[0, 2:-1].argmax(dim=-1).tolist() == texts[0].tokens[3:].tolist()
+        batch = teacher.make_batch(texts[:1], ())
+        assert logits_of(batch)[0, 2:-1].argmax(dim=-1).tolist() == texts[0].tokens[3:].tolist()
 
 
 def test_what_is_written_does_not_depend_on_the_batch(teacher) -> None:
@@ -327,13 +327,13 @@ def test_what_is_written_does_not_depend_on_the_batch(teacher) -> None:
 
 def test_rows_about_a_prompt_or_about_nothing_do_not_count(teacher) -> None:
     texts = [Example(torch.tensor(random_tokens(random.Random(n), n, 290)), start) for n, start in ((9, 4), (6, 1))]
-    lesson = teacher.lesson(texts, ["layer.3"], room=2)
-    assert lesson.counted is not None and lesson.counted.shape == (2, 11)
-    assert [row.nonzero().flatten().tolist() for row in lesson.counted] == [[3, 4, 5, 6, 7], [0, 1, 2, 3, 4]]
-    assert lesson.taken(lesson.tokens[..., None], slice(0, 11)).shape == (10, 1)
-    alone = teacher.lesson(texts[1:], ["layer.3"])
-    assert torch.allclose(lesson.features["layer.3"][1, :6], alone.features["layer.3"][0], atol=1e-4)
-    assert torch.allclose(lesson.chances(slice(2, 11))[0][-3:], logits_of(alone)[0, 2:5].softmax(-1), atol=1e-4)
+    batch = teacher.make_batch(texts, ["layer.3"], room=2)
+    assert batch.loss_mask is not None and batch.loss_mask.shape == (2, 11)
+    assert [row.nonzero().flatten().tolist() for row in batch.loss_mask] == [[3, 4, 5, 6, 7], [0, 1, 2, 3, 4]]
+    assert batch.select(batch.tokens[..., None], slice(0, 11)).shape == (10, 1)
+    alone = teacher.make_batch(texts[1:], ["layer.3"])
+    assert torch.allclose(batch.features["layer.3"][1, :6], alone.features["layer.3"][0], atol=1e-4)
+    assert torch.allclose(batch.target_probs(slice(2, 11))[0][-3:], logits_of(alone)[0, 2:5].softmax(-1), atol=1e-4)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cpu:0"], ids=["in files", "in memory"])
@@ -343,29 +343,29 @@ def test_every_text_comes_once_in_a_round_and_is_read_once(teacher, device, tmp_
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1 << 20, 1 << 30))
     in_files = device == "cpu"
     texts = [Example(torch.tensor(random_tokens(random.Random(n), 3 + n % 7, 290)), 1) for n in range(11)]
-    lessons = Lessons(teacher, texts, ["layer.3"], batch=3, room=4)
+    batches = TrainingBatches(teacher, texts, ["layer.3"], size=3, room=4)
 
     def tokens(first: int) -> list[list[int]]:
-        found = (lesson.tokens.tolist() for lesson in (lessons.at(step, 5) for step in range(first, first + 4)))
+        found = (batch.tokens.tolist() for batch in (batches.batch_at(step, 5) for step in range(first, first + 4)))
         return sorted(
             row[: -row[::-1].index(next(t for t in row[::-1] if t)) or None] for rows in found for row in rows
         )
 
     whole = sorted(text.tokens.tolist() for text in texts)
     assert [len(rows) for rows in (tokens(0), tokens(4))] == [11, 11]
-    plain = lessons.at(3, 5)
-    assert lessons.kept
+    plain = batches.batch_at(3, 5)
+    assert batches.keeps_states
     shown: list[int] = []
     for _ in range(1 + in_files):
-        lessons = Lessons(teacher, texts, ["layer.3"], batch=3, room=4)
-        lessons.read(lambda number: tmp_path / f"{number}.pt", shown.append)
+        batches = TrainingBatches(teacher, texts, ["layer.3"], size=3, room=4)
+        batches.read(lambda number: tmp_path / f"{number}.pt", shown.append)
         monkeypatch.setattr(teacher, "states", None)  # nothing is read again
-    kept = lessons.at(3, 5)
+    kept = batches.batch_at(3, 5)
     # text by text, then all of a file at once; or a step's texts at once
     assert shown == ([*range(1, 12), 11, 11] if in_files else [3, 6, 9, 11]) and len(whole) == 11
     assert any(tmp_path.iterdir()) == in_files
-    assert torch.equal(kept.tokens, plain.tokens) and torch.equal(kept.counted, plain.counted)  # type: ignore[arg-type]
-    counted = plain.counted
+    assert torch.equal(kept.tokens, plain.tokens) and torch.equal(kept.loss_mask, plain.loss_mask)  # type: ignore[arg-type]
+    counted = plain.loss_mask
     assert counted is not None
     assert torch.allclose(kept.features["layer.3"][counted], plain.features["layer.3"][counted], rtol=0.02, atol=0.02)
 

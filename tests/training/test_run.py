@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from foresay.drafters.training.run import Run, rate_at
-from foresay.drafters.training.run_folder import Work
+from foresay.drafters.training.run_folder import RunFolder
 from foresay.drafters.training.settings import Settings
 from foresay.drafters.training.shapes import draft_vocabulary
 from foresay.drafters.training.teacher import Teacher
@@ -42,7 +42,7 @@ def of_kind(settings: Settings, kind: str) -> Settings:
 
 
 def begun(settings: Settings, teacher: Teacher, out: Path) -> Run:
-    return Run(settings, teacher, Work(out, settings), progress=False)
+    return Run(settings, teacher, RunFolder(out, settings), progress=False)
 
 
 @pytest.mark.parametrize("kind", ["medusa", "peagle"])
@@ -102,10 +102,10 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     monkeypatch.setattr("foresay.drafters.training.run._SAVED_EVERY", -1.0)
     once = Run._step
 
-    def dying(self, model, optimizer, lessons, number):
+    def dying(self, model, optimizer, batches, number):
         if number == step:
             raise KeyboardInterrupt
-        return once(self, model, optimizer, lessons, number)
+        return once(self, model, optimizer, batches, number)
 
     monkeypatch.setattr(Run, "_step", dying)
 
@@ -127,9 +127,9 @@ def test_a_run_that_was_killed_ends_with_the_same_weights(teacher, settings, tmp
     first: list[int] = []
     once = again._step
 
-    def noted(model, optimizer, lessons, step) -> float:
+    def noted(model, optimizer, batches, step) -> float:
         first.append(step)
-        return once(model, optimizer, lessons, step)
+        return once(model, optimizer, batches, step)
 
     monkeypatch.setattr(again, "_step", noted)
     again.texts()
@@ -178,7 +178,7 @@ def test_prompts_of_like_length_are_written_together(teacher, settings, tmp_path
 
 def test_a_rate_that_is_too_high_is_named(teacher, settings, tmp_path, monkeypatch) -> None:
     run = begun(settings, teacher, tmp_path / "head")
-    monkeypatch.setattr(run, "_step", lambda model, optimizer, lessons, step: math.nan)
+    monkeypatch.setattr(run, "_step", lambda model, optimizer, batches, step: math.nan)
     with pytest.raises(ForesayError, match="step 1: the loss is nan; start again with a lower --rate"):
         run()
     assert not (tmp_path / "head").exists()

@@ -11,16 +11,16 @@ import torch
 
 from foresay.drafters.training import files
 from foresay.drafters.training.files import DiskError
-from foresay.drafters.training.run_folder import Work
+from foresay.drafters.training.run_folder import RunFolder
 from foresay.drafters.training.settings import Settings
 from foresay.spec.errors import ConfigurationError
 
 SETTINGS = Settings("eagle3", "bundled", "p.txt", 40, 24, 12, 4, 5e-3, 3, 0)
 
 
-def unfinished(out: Path) -> Work:
+def unfinished(out: Path) -> RunFolder:
     """A run that has written its first texts, and is over."""
-    work = Work(out, SETTINGS)
+    work = RunFolder(out, SETTINGS)
     files.save(work.text(0), [torch.tensor([1, 2])])
     work.close()
     return work
@@ -28,7 +28,7 @@ def unfinished(out: Path) -> Work:
 
 def test_the_same_run_goes_on(tmp_path) -> None:
     work = unfinished(tmp_path / "head")
-    again = Work(tmp_path / "head", SETTINGS)
+    again = RunFolder(tmp_path / "head", SETTINGS)
     assert again.text(0).exists()
     again.remove()
     assert not work.path.exists()
@@ -37,12 +37,12 @@ def test_the_same_run_goes_on(tmp_path) -> None:
 def test_another_run_does_not_go_on_with_it(tmp_path) -> None:
     unfinished(tmp_path / "head")
     with pytest.raises(ConfigurationError, match=r"head\.work: belongs to a run with steps 12 instead of 13"):
-        Work(tmp_path / "head", replace(SETTINGS, steps=13))
+        RunFolder(tmp_path / "head", replace(SETTINGS, steps=13))
 
 
 def test_another_run_takes_a_folder_in_which_nothing_was_made(tmp_path) -> None:
-    Work(tmp_path / "head", SETTINGS)
-    other = Work(tmp_path / "head", replace(SETTINGS, steps=13))
+    RunFolder(tmp_path / "head", SETTINGS)
+    other = RunFolder(tmp_path / "head", replace(SETTINGS, steps=13))
     assert json.loads((other.path / "settings.json").read_text())["steps"] == 13
     other.close()
     assert list(tmp_path.iterdir()) == []
@@ -51,7 +51,7 @@ def test_another_run_takes_a_folder_in_which_nothing_was_made(tmp_path) -> None:
 def test_what_a_removed_run_left_does_not_count(tmp_path) -> None:
     work = unfinished(tmp_path / "head")
     (work.path / "settings.json").unlink()
-    assert not Work(tmp_path / "head", replace(SETTINGS, seed=1)).text(0).exists()
+    assert not RunFolder(tmp_path / "head", replace(SETTINGS, seed=1)).text(0).exists()
 
 
 @pytest.mark.parametrize("change", [{"format": 1}, {"format": None}, {"temperatures": None}, {"colour": "red"}])
@@ -60,21 +60,21 @@ def test_the_work_of_another_version_is_refused(tmp_path, change) -> None:
     held = {**json.loads(path.read_text()), **change}
     path.write_text(json.dumps({key: value for key, value in held.items() if value is not None or key == "layers"}))
     with pytest.raises(ConfigurationError, match=r"head\.work: holds a run of another version of Foresay"):
-        Work(tmp_path / "head", SETTINGS)
+        RunFolder(tmp_path / "head", SETTINGS)
 
 
 @pytest.mark.parametrize("content", ["", '{"format": 2', "[]", "\0"])
 def test_damaged_settings(tmp_path, content) -> None:
     (unfinished(tmp_path / "head").path / "settings.json").write_text(content)
     with pytest.raises(ConfigurationError, match=r"settings\.json: is damaged; remove .*head\.work to start again$"):
-        Work(tmp_path / "head", SETTINGS)
+        RunFolder(tmp_path / "head", SETTINGS)
 
 
 def test_folders_where_no_model_can_be(tmp_path) -> None:
     def refused(out: Path, message: str) -> None:
         before = sorted(tmp_path.rglob("*"))
         with pytest.raises(ConfigurationError, match=message) as caught:
-            Work(out, SETTINGS)
+            RunFolder(out, SETTINGS)
         assert str(caught.value).startswith(f"--out {out}: ")
         assert sorted(tmp_path.rglob("*")) == before
 
@@ -93,7 +93,7 @@ def test_folders_where_no_model_can_be(tmp_path) -> None:
 
 def test_an_empty_folder_will_do(tmp_path) -> None:
     (tmp_path / "head").mkdir()
-    assert Work(tmp_path / "head", SETTINGS).path == tmp_path / "head.work"
+    assert RunFolder(tmp_path / "head", SETTINGS).path == tmp_path / "head.work"
 
 
 @pytest.mark.parametrize("damage", [b"", b"nonsense", b"PK\3\4", None])

@@ -21,7 +21,7 @@ from foresay.verifier.model.feed_forward import MLP, Experts
 from foresay.verifier.model.gguf.config import PREDICTS, theirs
 from foresay.verifier.model.gguf.file import GgufFile
 from foresay.verifier.model.layers import Attention
-from foresay.verifier.model.mla import Latent
+from foresay.verifier.model.mla import MLA
 from foresay.verifier.model.recurrences import DECAYS, GatedDelta, Mamba2, Remembering, ShortConv
 from foresay.verifier.model.rope import inverse_frequencies
 from foresay.verifier.model.rope_config import (
@@ -119,8 +119,8 @@ def convert(directory: Path, file: Path, kind: TypeOf, tokens: Mapping[str, Any]
         writer.add_nextn_predict_layers(1)
     metadata = {"general.architecture": writer.arch, f"{writer.arch}.block_count": config.num_layers}
     all_of_them = {name: tensors.get_tensor(name).float() for name in names}
-    if isinstance(config.attention, Latent):
-        all_of_them = of_heads(all_of_them, config.attention.plain, config.attention.value)
+    if isinstance(config.attention, MLA):
+        all_of_them = of_heads(all_of_them, config.attention.nope_dim, config.attention.v_head_dim)
     if writer.arch == "granitehybrid":
         all_of_them = _apart(directory, all_of_them, isinstance(config.first.mlp, Experts))
     if writer.arch == "qwen3next":
@@ -238,7 +238,7 @@ def _add_corrected(writer: Any, config: ModelConfig, mixture: Experts, shared: i
     writer.add_leading_dense_block_count(sum(dense))
     writer.add_expert_shared_count(shared)
     writer.add_expert_weights_scale(mixture.router.scale)
-    writer.add_expert_weights_norm(mixture.router.normalised)
+    writer.add_expert_weights_norm(mixture.router.norm_topk)
     kind = gguf.ExpertGatingFuncType
     writer.add_expert_gating_func(kind.SIGMOID if mixture.router.sigmoid else kind.SOFTMAX)
     writer.add_expert_group_count(mixture.router.groups[0])
@@ -261,24 +261,24 @@ def writer_of(file: Path, config: ModelConfig, tokens: Mapping[str, Any] | None 
     )
     writer.add_key_length(max(each.head_dim for each in config.stack.attentions))
     wide = max(each.head_dim for each in config.stack.attentions)
-    writer.add_value_length(attention.latent if isinstance(attention, Latent) else wide)
-    if isinstance(attention, Latent):
-        writer.add_q_lora_rank(attention.rank or 0)
-        writer.add_kv_lora_rank(attention.latent)
-        writer.add_key_length_mla(attention.plain + attention.turning)
-        writer.add_value_length_mla(attention.value)
+    writer.add_value_length(attention.kv_lora_rank if isinstance(attention, MLA) else wide)
+    if isinstance(attention, MLA):
+        writer.add_q_lora_rank(attention.q_lora_rank or 0)
+        writer.add_kv_lora_rank(attention.kv_lora_rank)
+        writer.add_key_length_mla(attention.nope_dim + attention.rotary_dim)
+        writer.add_value_length_mla(attention.v_head_dim)
     (writer.add_layer_norm_eps if config.stack.norm.centred else writer.add_layer_norm_rms_eps)(config.rms_norm_eps)
     if any(config.ropes):
         writer.add_rope_freq_base(config.rope.theta)
-        writer.add_rope_dimension_count(config.rope.rotated(attention.turning))
+        writer.add_rope_dimension_count(config.rope.rotated(attention.rotary_dim))
         _add_scaling(writer, config)
     if (mixture := config.stack.experts) is not None:
-        inner = [layer.inner.inner if layer.inner else 0 for layer in config.stack.layers]
+        inner = [layer.feed_forward.inner if layer.feed_forward else 0 for layer in config.stack.layers]
         writer.add_feed_forward_length(inner[0] or inner)
         writer.add_expert_feed_forward_length(mixture.inner)
         writer.add_expert_count(mixture.count)
-        writer.add_expert_used_count(mixture.chosen)
-        latent = isinstance(attention, Latent)
+        writer.add_expert_used_count(mixture.top_k)
+        latent = isinstance(attention, MLA)
         if mixture.shared is not None and (own.mixture or (not latent and mixture.router.correction is None)):
             writer.add_expert_shared_feed_forward_length(mixture.shared.inner)
         if own.mixture:
@@ -300,7 +300,7 @@ def writer_of(file: Path, config: ModelConfig, tokens: Mapping[str, Any] | None 
         writer.add_attn_logit_softcapping: attention.softcap,
         writer.add_final_logit_softcapping: config.stack.logit_cap,
         writer.add_attention_scale: attention.scale if writer.arch.startswith("granite") else None,
-        writer.add_residual_scale: config.first.share if writer.arch.startswith("granite") else None,
+        writer.add_residual_scale: config.first.residual_mul if writer.arch.startswith("granite") else None,
         writer.add_embedding_scale: config.stack.embedding_scale if writer.arch.startswith("granite") else None,
         writer.add_attn_temperature_scale: attention.query_scaling and attention.query_scaling.beta,
         writer.add_logit_scale: 1 / config.stack.logit_scale
@@ -385,7 +385,7 @@ def _add_scaling(writer: Any, config: ModelConfig) -> None:
             writer.add_rope_scaling_factor(factor)
             writer.add_rope_scaling_orig_ctx_len(original)
             if share is not None:
-                latent = isinstance(config.attention, Latent)
+                latent = isinstance(config.attention, MLA)
                 writer.add_rope_scaling_yarn_log_mul(share * (0.1 if latent else 1))
         case LongScaling(short=short, long=long, original_positions=original, attention_factor=scale):
             writer.add_rope_scaling_orig_ctx_len(original)

@@ -23,7 +23,7 @@ from foresay.verifier.model.config import ModelConfig, window_shapes
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.weights import load
 from foresay.verifier.model_runner import ModelRunner
-from foresay.verifier.ops.kernels.cpu.threads import use, wanted
+from foresay.verifier.ops.kernels.cpu.threads import num_threads, set_num_threads
 from foresay.verifier.probe import probe
 from tests.poison import poison_store
 
@@ -31,12 +31,12 @@ from tests.poison import poison_store
 @contextmanager
 def threads(count: int) -> Iterator[None]:
     """Run torch's ops and kernels with so many threads."""
-    before, kernels = torch.get_num_threads(), wanted()
+    before, kernels = torch.get_num_threads(), num_threads()
     torch.set_num_threads(count)
-    use(count)
+    set_num_threads(count)
     yield
     torch.set_num_threads(before)
-    use(kernels)
+    set_num_threads(kernels)
 
 
 def load_decoder(

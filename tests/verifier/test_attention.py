@@ -128,9 +128,9 @@ def test_bits_do_not_depend_on_threads_or_on_how_much_is_shared_among_them(monke
     whole = made.sequence(700, 80, reach=1)
     few = Sequence(700 + 77, [-1, 0, 1], whole.keys, whole.values, whole.query[-3:])
     middle = Sequence(720, [-1, *range(40)], whole.keys[:761], whole.values[:761], whole.query[20:61])
-    monkeypatch.setattr(threads.Team, "wanted", lambda self: count)
+    monkeypatch.setattr(threads.ThreadPool, "num_threads", lambda self: count)
     results = [attended(made.lay_out([each], chain=True), sinks=True) for each in (whole, few, middle)]
-    monkeypatch.setattr(threads.Team, "wanted", lambda self: 1)
+    monkeypatch.setattr(threads.ThreadPool, "num_threads", lambda self: 1)
     again = attended(made.lay_out([whole], chain=True), sinks=True)
     assert same(results[0], again) and same(results[1], again[-3:]) and same(results[2], again[20:61])
 

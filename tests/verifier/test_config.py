@@ -14,8 +14,8 @@ import torch
 from foresay.verifier.model.config import ModelConfig, numbers_per_token
 from foresay.verifier.model.errors import ConfigError, UnsupportedArchitecture
 from foresay.verifier.model.families import FAMILIES
-from foresay.verifier.model.layers import Attention, HeadNorm, Stack
-from foresay.verifier.model.mla import Latent
+from foresay.verifier.model.layers import Attention, QKNorm, Stack
+from foresay.verifier.model.mla import MLA
 from foresay.verifier.model.products import NormKind
 from foresay.verifier.model.rope_config import LinearScaling, Llama3Scaling, RopeConfig, YarnScaling
 from tests.verifier import families
@@ -118,7 +118,7 @@ SHOWN = {"windows": windows, "biases": biases}
         (QWEN_WINDOW, {"layer_types": ["sliding_attention", "full_attention"] * 12}, {"windows": [32768, None] * 12}),
         (QWEN25_05B, {"rope_scaling": YARN32}, {"max_positions": 131072}),
         (QWEN25_05B, {"rope_scaling": YARN32, "max_position_embeddings": 131072}, {"max_positions": 131072}),
-        (QWEN3_06B, {}, {"first.attention.norm": HeadNorm(NormKind(1e-6)), "head_dim": 128, "biases": set()}),
+        (QWEN3_06B, {}, {"first.attention.norm": QKNorm(NormKind(1e-6)), "head_dim": 128, "biases": set()}),
         (without(QWEN3_06B, "head_dim"), {}, {"head_dim": 128}),
         (QWEN3_06B, {"attention_bias": True}, {"biases": {"qkv", "output"}}),
         # The positions next to the scaling win.
@@ -176,9 +176,9 @@ def test_what_transformers_saves_now(tmp_path, family):
     assert ours.architecture in FAMILIES
     layers = [theirs.per_layer_config[layer] if "gemma4" in family else theirs for layer in range(ours.num_layers)]
     for one, of in zip(ours.stack.attentions, layers, strict=False):
-        groups = 1 if isinstance(one, Latent) else of.num_key_value_heads
+        groups = 1 if isinstance(one, MLA) else of.num_key_value_heads
         assert (one.heads, one.kv_heads) == (of.num_attention_heads, groups)
-        assert one.turning == getattr(of, "head_dim", of.hidden_size // of.num_attention_heads)
+        assert one.rotary_dim == getattr(of, "head_dim", of.hidden_size // of.num_attention_heads)
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
     window = getattr(theirs, "sliding_window", None)
     types = getattr(theirs, "layer_types", ["sliding_attention"] * ours.num_layers)

@@ -16,11 +16,11 @@ from tests.verifier.quantized_weights import E2M1, KINDS, STEPPED, matrix_of
 from tests.verifier.reading import threads
 
 ROUTINGS = {
-    "softmax": Routing(24, 5, normalised=False),
+    "softmax": Routing(24, 5, norm_topk=False),
     "normalised": Routing(40, 8, scale=2.5),
     "one": Routing(8, 1),
     "all": Routing(8, 8),
-    "sigmoid": Routing(24, 4, sigmoid=True, normalised=False),
+    "sigmoid": Routing(24, 4, sigmoid=True, norm_topk=False),
     "groups": Routing(24, 5, sigmoid=True, groups=(4, 2), scale=1.8),
     "softmax in groups": Routing(24, 5, groups=(6, 3)),
 }
@@ -105,16 +105,18 @@ def test_a_row_has_the_bits_of_a_linear_of_its_expert_alone(form, gated) -> None
             chosen = chosen_of(rows, kind)
             with threads(1 + rows % 3):
                 copies, where = sort_rows(x[:rows].clone(), chosen, how)
-                made = mixture.of_experts(copies, where)
-            places = where.places.tolist()
+                made = mixture.per_expert(copies, where)
+            places = where.positions.tolist()
             assert sorted({place for each in places for place in each}) and len(made) == places_of(rows, how)
             for row, (experts, own) in enumerate(zip(chosen.tolist(), places, strict=True)):
                 for expert, place in zip(experts, own, strict=True):
                     assert torch.equal(made[place], alone[expert][row]), (rounds, rows, kind, row)
         with references():
             same, there = sort_rows(x, chosen, how)
-            their = mixture.of_experts(same, there)
-            torch.testing.assert_close(their[there.places.long()], made[where.places.long()], rtol=0.03, atol=0.03)
+            their = mixture.per_expert(same, there)
+            torch.testing.assert_close(
+                their[there.positions.long()], made[where.positions.long()], rtol=0.03, atol=0.03
+            )
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -126,9 +128,9 @@ def test_a_head_has_the_bits_of_a_linear_of_its_own_part(form) -> None:
     wanted = torch.cat([Linear(of_expert(weight, 1, n), None, dtype)(part.contiguous()) for n, part in own], dim=1)
     for rows in (1, 3, 16, 64):
         with threads(1 + rows % 3):
-            assert torch.equal(heads.of_heads(x[:rows].clone()), wanted[:rows])
+            assert torch.equal(heads.per_head(x[:rows].clone()), wanted[:rows])
     with references():
-        torch.testing.assert_close(heads.of_heads(x), wanted, rtol=0.03, atol=0.03)
+        torch.testing.assert_close(heads.per_head(x), wanted, rtol=0.03, atol=0.03)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -48,7 +48,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def packed_of(directory: Path, dtype: torch.dtype = torch.float32, how: str | None = None, rounds: bool = False) -> Any:
     config = quantized(ModelConfig.from_directory(directory), how, "--quantize")
-    return Packed.of(config, load(directory, config, dtype), rounds)
+    return Packed.pack(config, load(directory, config, dtype), rounds)
 
 
 def parts(found: object) -> Iterator[object]:
@@ -72,8 +72,8 @@ def parts(found: object) -> Iterator[object]:
 
 
 def assert_kept(packed: Packed) -> None:
-    weight_cache.keep("this", packed)
-    found = weight_cache.find("this")
+    weight_cache.save("this", packed)
+    found = weight_cache.load("this")
     assert found is not None and list(parts(found)) == list(parts(replace(packed, table=None)))
 
 
@@ -155,7 +155,7 @@ def test_a_table_stays_in_the_models_own_files(folder, tmp_path) -> None:
         table = table_of(directory, ModelConfig.from_directory(directory), torch.bfloat16)
         assert packed.table is not None and table is not None and torch.equal(table, packed.table)
         assert table.dtype is torch.float32 and len(table) == tokens, "as it is stored"
-        weight_cache.keep(str(tokens), packed)
+        weight_cache.save(str(tokens), packed)
         sizes.append((folder / str(tokens)).stat().st_size)
     assert sizes[0] == sizes[1]
     settings: dict[str, Any] = {"target": str(directory), "dtype": "bfloat16"}
@@ -193,7 +193,7 @@ def test_the_tokens_that_a_draft_model_shares_are_part_of_the_name() -> None:
 @pytest.fixture
 def file(folder: Path) -> Path:
     """A whole one."""
-    weight_cache.keep("this", packed_of(BUNDLED / "draft"))
+    weight_cache.save("this", packed_of(BUNDLED / "draft"))
     return folder / "this"
 
 
@@ -227,31 +227,31 @@ AMISS = {
 
 @pytest.mark.parametrize("amiss", AMISS)
 def test_what_is_amiss_is_not_used_and_logged_once(amiss, file, caplog) -> None:
-    assert weight_cache.find("this") is not None
+    assert weight_cache.load("this") is not None
     AMISS[amiss](file)
-    assert weight_cache.find("this") is None
+    assert weight_cache.load("this") is None
     (record,) = caplog.records
     assert str(file) in record.message and "the model's own files are read" in record.message
     if amiss != "a folder":
         assert not os.path.lexists(file)
-        weight_cache.keep("this", packed_of(BUNDLED / "draft"))
-        assert weight_cache.find("this") is not None
+        weight_cache.save("this", packed_of(BUNDLED / "draft"))
+        assert weight_cache.load("this") is not None
 
 
 def test_a_folder_that_others_may_write_to_is_not_used(file, caplog) -> None:
     file.parent.chmod(0o777)
-    assert weight_cache.find("this") is None and "other users may write there" in caplog.text
-    weight_cache.keep("that", packed_of(BUNDLED / "draft"))
+    assert weight_cache.load("this") is None and "other users may write there" in caplog.text
+    weight_cache.save("that", packed_of(BUNDLED / "draft"))
     assert [each.name for each in file.parent.iterdir()] == ["this"]
 
 
 def test_a_read_only_folder_is_used(file, monkeypatch) -> None:
     monkeypatch.setattr(os, "utime", read_only)
-    assert weight_cache.find("this") is not None and file.exists()
+    assert weight_cache.load("this") is not None and file.exists()
 
 
 def test_what_is_written_to_mapped_weights_changes_no_file(file) -> None:
-    before, found = file.read_bytes(), weight_cache.find("this")
+    before, found = file.read_bytes(), weight_cache.load("this")
     assert found is not None
     found.embed.zero_()
     assert file.read_bytes() == before
@@ -262,10 +262,10 @@ def test_what_is_written_to_mapped_weights_changes_no_file(file) -> None:
     reason="no huge pages",
 )
 def test_weights_are_advised_for_huge_pages_packed_or_mapped(folder) -> None:
-    packed = PackedFloats.of(torch.ones(2048, 2048), None, "")
+    packed = PackedFloats.pack(torch.ones(2048, 2048), None, "")
     assert "hg" in flags_at(packed.data.data_ptr() + (4 << 20))
-    weight_cache.keep("this", packed_of(BUNDLED / "draft"))
-    found = weight_cache.find("this")
+    weight_cache.save("this", packed_of(BUNDLED / "draft"))
+    found = weight_cache.load("this")
     assert found is not None and "hg" in flags_at(found.embed.data_ptr())
 
 
@@ -284,15 +284,15 @@ def flags_at(address: int) -> list[str]:
 
 def test_those_that_were_not_used_for_longest_go(file, monkeypatch) -> None:
     packed, size = packed_of(BUNDLED / "draft"), file.stat().st_size
-    weight_cache.keep("that", packed)
+    weight_cache.save("that", packed)
     for name, when in (("this", 1), ("that", 2)):
         os.utime(file.with_name(name), (when, when))
-    assert weight_cache.find("this") is not None
+    assert weight_cache.load("this") is not None
     monkeypatch.setattr(weight_cache, "MOST_BYTES", 2 * size)
-    weight_cache.keep("third", packed)
+    weight_cache.save("third", packed)
     assert sorted(each.name for each in file.parent.iterdir()) == ["third", "this"]
     monkeypatch.setattr(weight_cache, "MOST_BYTES", size - 1)
-    weight_cache.keep("fourth", packed)
+    weight_cache.save("fourth", packed)
     assert not file.with_name("fourth").exists(), "larger than all of them may be"
 
 
@@ -300,15 +300,15 @@ def test_where_nothing_can_be_kept_nothing_is(file, monkeypatch, caplog) -> None
     packed = packed_of(BUNDLED / "draft")
     with monkeypatch.context() as patch:
         patch.setattr(file_cache, "free_bytes", lambda folder: 1000)
-        weight_cache.keep("that", packed)
+        weight_cache.save("that", packed)
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
-        weight_cache.keep("that", packed)
+        weight_cache.save("that", packed)
     monkeypatch.setattr(weight_cache, "LEAST_BYTES", weight_cache.MOST_BYTES)
-    weight_cache.keep("that", packed)
+    weight_cache.save("that", packed)
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
-    weight_cache.keep("that", packed)
-    assert weight_cache.find("that") is None
+    weight_cache.save("that", packed)
+    assert weight_cache.load("that") is None
     assert [each.name for each in file.parent.iterdir()] == ["this"] and not caplog.records
 
 
@@ -316,19 +316,19 @@ def test_what_another_process_is_writing_is_left_to_it(file) -> None:
     packed, part = packed_of(BUNDLED / "draft"), file.with_name("that.part")
     with part.open("wb") as other:
         fcntl.flock(other.fileno(), fcntl.LOCK_EX)
-        weight_cache.keep("that", packed)
+        weight_cache.save("that", packed)
         assert part.read_bytes() == b"" and not file.with_name("that").exists()
-    weight_cache.keep("that", packed)
-    assert weight_cache.find("that") is not None and not part.exists(), "one that died is written over"
+    weight_cache.save("that", packed)
+    assert weight_cache.load("that") is not None and not part.exists(), "one that died is written over"
 
 
 def test_a_process_that_ends_leaves_off(file, monkeypatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(weight_cache, "_ending", threading.Event())
-        weight_cache.leave_off()
-        weight_cache.keep_soon([("that", packed_of(BUNDLED / "draft"))])
+        weight_cache.cancel_saves()
+        weight_cache.save_later([("that", packed_of(BUNDLED / "draft"))])
         settle()
         assert [each.name for each in file.parent.iterdir()] == ["this"]
-    weight_cache.keep_soon([("that", packed_of(BUNDLED / "draft"))])
+    weight_cache.save_later([("that", packed_of(BUNDLED / "draft"))])
     settle()
-    assert weight_cache.find("that") is not None
+    assert weight_cache.load("that") is not None

@@ -14,7 +14,7 @@ from foresay.server.catalog.hub import resolve
 from foresay.server.engine.memory import Demand
 from foresay.server.engine.parameters import expert_bytes, kept_in_16_bits, model_bytes, table_bytes
 from foresay.server.settings.config import EngineConfig
-from foresay.verifier.model.config import ModelConfig, idle_parameters, matrices, parameters, stored_parameters
+from foresay.verifier.model.config import ModelConfig, matrices, parameters, stored_parameters, unused_parameters
 from foresay.verifier.model.errors import ConfigError, WeightsError
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.weights import load
@@ -25,7 +25,7 @@ from tests.verifier.reading import load_decoder
 
 def config(family: str, **values: Any) -> ModelConfig:
     given = config_of(family).to_dict() | {"architectures": [FAMILIES[family][1].__name__]} | values
-    return ModelConfig.of(Fields(given, "config.json"))
+    return ModelConfig.read(Fields(given, "config.json"))
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_what_is_counted(tmp_path: Path) -> None:
         assert stored_parameters(ours) == theirs.num_parameters() - vectors
     own = ModelConfig.from_directory(tmp_path / "gemma4_embedded")
     table = 320 * 4 * 32
-    assert table_bytes(own, "bfloat16") == 2 * table and idle_parameters(own) == table - 4 * 32
+    assert table_bytes(own, "bfloat16") == 2 * table and unused_parameters(own) == table - 4 * 32
     packed, whole = (model_bytes(own, "bfloat16", packed) for packed in (True, False))
     assert packed == 2 * (parameters(own) - table) and whole == 2 * parameters(own)
     mixed = ModelConfig.from_directory(tmp_path / "gemma4_moe")

@@ -78,24 +78,25 @@ def test_logits_and_states_are_those_of_a_pass_of_all_rows(reader: Reader) -> No
 def test_rows_without_logits_are_left_out(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 30 rows the last one alone goes through the layers after that; of none with logits, none does."""
     stack = reader.model.decoder.config.stack
-    assert stack.storing < len(stack.layers)
-    inside, seen = forward.inside, list[int]()
+    assert stack.num_kv_layers < len(stack.layers)
+    inside, seen = forward.feed_forward, list[int]()
 
     def counted(layer: Any, normed: Tensor, *more: Any) -> Any:
         seen.append(len(normed))
         return inside(layer, normed, *more)
 
-    monkeypatch.setattr(forward, "inside", counted)
-    inner = [layer.inner is not None for layer in stack.layers]
+    monkeypatch.setattr(forward, "feed_forward", counted)
+    inner = [layer.feed_forward is not None for layer in stack.layers]
     for request in (None, SAMPLED, EVERY):
         for logits, left in zip(LOGITS, (0, 1), strict=False):
             model = ModelRunner(reader.model.decoder, reader.model.store, 512)
             table = PageTable(reader.pool)
             table.reserve(30)
             seen.clear()
-            model._room = model._room._replace(rows=30, logits=left, pages=4)
+            model._min_sizes = model._min_sizes._replace(rows=30, logits=left, pages=4)
             model.run([Rows(table, list(range(30)), 0, logits=logits)], request)
             behind = 30 if request is EVERY else left
-            wanted = [30] * sum(inner[: stack.storing]) + [behind] * sum(inner[stack.storing :]) * bool(behind)
+            kept = stack.num_kv_layers
+            wanted = [30] * sum(inner[:kept]) + [behind] * sum(inner[kept:]) * bool(behind)
             assert seen and seen == wanted * (len(seen) // len(wanted))  # what is recorded runs twice
             table.release()

@@ -29,7 +29,7 @@ from transformers import (
 )
 
 from foresay.verifier.model.checkpoint import Checkpoint, header_names
-from foresay.verifier.model.config import ModelConfig, idle_parameters, stored_parameters
+from foresay.verifier.model.config import ModelConfig, stored_parameters, unused_parameters
 from foresay.verifier.model.mtp_layout import mtp_layout
 from foresay.verifier.model.weights import check
 from tests.heads.test_mtp_layouts import of_each
@@ -156,7 +156,7 @@ def test_published_checkpoints_fit(tmp_path, name) -> None:
     (tmp_path / "config.json").write_text(json.dumps(whole))
     config = ModelConfig.from_directory(tmp_path)
     stored = stored_parameters(config)
-    assert (stored / 1e9, (stored - idle_parameters(config)) / 1e9) == pytest.approx(how.billions, rel=0.02)
+    assert (stored / 1e9, (stored - unused_parameters(config)) / 1e9) == pytest.approx(how.billions, rel=0.02)
 
 
 LFM2: dict[str, Any] = {
@@ -178,4 +178,4 @@ def test_sizes_are_those_of_the_cards(tmp_path, config, billions) -> None:
     config.save_pretrained(tmp_path)
     found = ModelConfig.from_directory(tmp_path)
     stored = stored_parameters(found)
-    assert (stored / 1e9, (stored - idle_parameters(found)) / 1e9) == pytest.approx(billions, rel=0.03)
+    assert (stored / 1e9, (stored - unused_parameters(found)) / 1e9) == pytest.approx(billions, rel=0.03)

@@ -306,7 +306,7 @@ def test_off_the_cpu_it_is_laid_out_for_a_gpu(kind) -> None:
 def test_what_floats_of_four_bits_take_on_a_gpu(kind, group, each) -> None:
     """MXFP4 what it takes in its file; NVFP4's numbers are whole ones of 8 bits there."""
     scheme = Scheme(4, group, True, Format.MADE, floats=True)
-    assert BlockedWeight.of(matrix_of((256, 96), kind)).nbytes == scheme.nbytes(96, 256) == 256 * 96 * each
+    assert BlockedWeight.pack(matrix_of((256, 96), kind)).nbytes == scheme.nbytes(96, 256) == 256 * 96 * each
 
 
 @pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
@@ -315,5 +315,5 @@ def test_a_weight_is_laid_out_as_it_is(kind, gated) -> None:
     """For a GPU: blocks that groups do not fill among them."""
     for shape in ((64, 64), (192, 34), (1216, 20)):
         matrix, offset = matrix_of(shape, kind), bias_of(shape)
-        kept = BlockedWeight.of(matrix, offset, gated)
+        kept = BlockedWeight.pack(matrix, offset, gated)
         assert torch.equal(kept.plain(), matrix.plain())

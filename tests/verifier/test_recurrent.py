@@ -65,7 +65,7 @@ def test_of_a_model_of_texts_and_images_the_texts_part_is_loaded(wrapped) -> Non
 
 def test_the_layer_that_attends_is_every_fourth_by_default(tmp_path) -> None:
     values = Qwen3_5TextConfig(**TEXT).to_dict() | {"architectures": ["Qwen3_5ForCausalLM"], "layer_types": None}
-    kinds = [layer.mixer for layer in ModelConfig.of(Fields(values, "")).stack.layers]
+    kinds = [layer.mixer for layer in ModelConfig.read(Fields(values, "")).stack.layers]
     assert [hasattr(kind, "taps") for kind in kinds] == [True, True, True, False]
     for wrong in (
         {"layer_types": ["sliding_attention"] * 4},
@@ -73,7 +73,7 @@ def test_the_layer_that_attends_is_every_fourth_by_default(tmp_path) -> None:
         {"output_gate_type": "none"},
     ):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
-            ModelConfig.of(Fields(values | wrong, ""))
+            ModelConfig.read(Fields(values | wrong, ""))
 
 
 @pytest.mark.parametrize(
@@ -96,9 +96,9 @@ def test_the_layer_that_attends_is_every_fourth_by_default(tmp_path) -> None:
 )
 def test_what_mamba_hybrids_would_compute_otherwise_is_refused(name, changes, words) -> None:
     values = config_of(name).to_dict() | {"architectures": [FAMILIES[name][1].__name__]}
-    assert ModelConfig.of(Fields(values, "")).stack.recurrence is not None
+    assert ModelConfig.read(Fields(values, "")).stack.recurrence is not None
     with pytest.raises(ConfigError, match=words):
-        ModelConfig.of(Fields(values | changes, ""))
+        ModelConfig.read(Fields(values | changes, ""))
 
 
 def test_granite_4_without_a_recurrence(tmp_path) -> None:
@@ -156,7 +156,7 @@ def test_a_layer_is_as_exact_as_fp32_is(family, name, shift) -> None:
     table = reader.open()
     reader.run(reader.rows(table, random_tokens(random.Random(1), rows, 300)))
     assert reader.model._last is not None
-    written = reader.model._last._batch.laid_out().states
+    written = reader.model._last._batch.static_rows().states
     assert written is not None
     channels, heads = layer.rows.shape[1], layer.states.shape[1]
     mixed = torch.randn(rows, channels + layer.states[0].numel() // layer.states.shape[3], generator=generator)
@@ -258,7 +258,7 @@ def test_a_checkpoint_is_known_by_its_last_norm(tmp_path, name) -> None:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_configurations(name) -> None:
     millions, values = PUBLISHED[name]
-    assert stored_parameters(ModelConfig.of(Fields(values, name))) / 1e6 == pytest.approx(millions, rel=0.002)
+    assert stored_parameters(ModelConfig.read(Fields(values, name))) / 1e6 == pytest.approx(millions, rel=0.002)
 
 
 def _parts(reader: Reader, table: PageTable) -> list[Tensor]:

@@ -19,7 +19,7 @@ from foresay.verifier.model.rope import RopeTable, inverse_frequencies
 from foresay.verifier.model.rope_config import ProportionalScaling, QueryScaling, YarnScaling
 from foresay.verifier.ops.attention import rotate_and_store
 from foresay.verifier.ops.eager import references
-from foresay.verifier.ops.records import HeadNorms, Rotation
+from foresay.verifier.ops.records import QKNorms, Rotation
 
 #: Two units of the last digit of fp32: torch's power is not always the nearest number, and products double it.
 ULP = 2.0**-22
@@ -62,7 +62,7 @@ def test_proportional_frequencies_equal_transformers(tmp_path, more):
     expected, _ = ROPE_INIT_FUNCTIONS["proportional"](theirs, layer_type="full_attention")
     table = RopeTable(ours.rope, 512, 100)
     assert isinstance(ours.rope.parameters, ProportionalScaling)
-    assert {one.turning for one in ours.stack.attentions} == {256, 512}
+    assert {one.rotary_dim for one in ours.stack.attentions} == {256, 512}
     angles = torch.outer(torch.arange(100.0), expected)
     torch.testing.assert_close(table.cos, angles.cos().repeat(1, 2), rtol=0, atol=1e-5)
     torch.testing.assert_close(table.signed_sin, torch.cat((-angles.sin(), angles.sin()), dim=1), rtol=0, atol=1e-5)
@@ -182,7 +182,7 @@ def test_queries_and_keys_are_those_of_transformers(kind):
     norms = (
         None
         if kind == "factor"
-        else HeadNorms(weights[0], weights[1], 1e-5, whole=kind == "whole", after=kind == "after")
+        else QKNorms(weights[0], weights[1], 1e-5, whole=kind == "whole", after=kind == "after")
     )
     with references():
         layer = torch.zeros(rows, groups, dim), torch.zeros(rows, groups, dim), None

@@ -62,7 +62,7 @@ def followed_by(trees: StaticRows, prompt: StaticRows) -> StaticRows:
     count = len(trees.tokens)
     assert prompt.logits_indices is not None, "logits are those of rows"
     nodes = torch.arange(count, device=trees.tokens.device)
-    texts = [RowGroup(slice(count + at.rows.start, count + at.rows.stop), at.paged) for at in prompt.groups]
+    texts = [RowGroup(slice(count + at.rows.start, count + at.rows.stop), at.metadata) for at in prompt.groups]
     return StaticRows(
         torch.cat((trees.tokens, prompt.tokens)),
         torch.cat((trees.positions, prompt.positions)),
@@ -91,10 +91,10 @@ def _in_tables(
         if live:
             known, paged.sequences = state.live_rows(count), state.live_rows(1)
         plan = attention.plan_attention(paged, size * count, known)
-        positions, slots = plan.positions, plan.own
+        positions, slots = plan.positions, plan.row_slots
     else:
         positions, slots = lay_out(tables, state.page_size, lengths, nodes.depths, nodes.numbers, state.live)
-        paged.unrotated = whole and attention.ROTATED_WITHIN
+        paged.fuse_rope = whole and attention.ROTATED_WITHIN
         paged.tails = attention.tail_slots(paged) if attention.SLOTS_ONCE else None
     groups = (RowGroup(slice(0, size * count), paged),)
     return StaticRows(nodes.tokens.flatten(), positions, slots, groups, logits_indices, known, paged.sequences)

@@ -80,7 +80,7 @@ class StateColumns:
     def with_states(self, rows: StaticRows, text: bool = False) -> StaticRows:
         """Add the states to the rows of nodes, or of a text's last row and a node."""
         (group,), states = rows.groups, self._text if text else self._nodes
-        return replace(rows, states=StateRows(replace(group.paged, is_prefill=states[-1]), *states, rows.count))
+        return replace(rows, states=StateRows(replace(group.metadata, is_prefill=states[-1]), *states, rows.count))
 
 
 class StepState:

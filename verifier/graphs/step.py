@@ -32,7 +32,7 @@ from foresay.verifier.graphs.proposer import AcceptedTree, DeviceTree, Proposer
 from foresay.verifier.graphs.rows import Nodes, followed_by, rows_of
 from foresay.verifier.graphs.state import StepState
 from foresay.verifier.model.forward import forward
-from foresay.verifier.model_runner import ModelRunner, accept_and_move, woken_of
+from foresay.verifier.model_runner import ModelRunner, accept_and_move, active_experts
 from foresay.verifier.ops.recurrence import replay_paths
 from foresay.verifier.ops.sample import sample_rows
 from foresay.verifier.ops.trees import real_parents, report
@@ -128,9 +128,9 @@ class SpeculativeStep:
             if self._mixed:  # rows behind a tree's last node wake no experts
                 rows = replace(rows, slots=rows.slots * (self._numbers < tree.counts.unsqueeze(1)).flatten())
             spans = list[Tensor]()
-            every = rows if self.prompt is None else followed_by(rows, self.prompt.laid_out())
+            every = rows if self.prompt is None else followed_by(rows, self.prompt.static_rows())
             logits, features = forward(self.model.decoder, every, self.model.store, self.proposer.needs, spans)
-            self._woken = woken_of(spans)
+            self._woken = active_experts(spans)
             if stops:
                 logits = self._show(tree, logits)
         if stops or self.timed:
@@ -174,7 +174,7 @@ class SpeculativeStep:
 
     def _read(self, prompt: ForwardBatch, first: int, logits: Tensor, features: Features) -> Tensor:
         """Keep the features of a prompt's rows, from row ``first`` on. Returns int64[1], the sample after them."""
-        rows = prompt.laid_out()
+        rows = prompt.static_rows()
         for reader in self.proposer.readers:
             assert reader.needs is not None, "it reads features"
             own = {name: features[name][first:] for name in reader.needs.names}

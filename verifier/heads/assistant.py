@@ -43,7 +43,7 @@ from foresay.verifier.model.errors import WeightsError
 from foresay.verifier.model.families import INSIDE
 from foresay.verifier.model.fields import Fields
 from foresay.verifier.model.forward import logits_of, run_layers
-from foresay.verifier.model.layers import Attention, Layer, Outside
+from foresay.verifier.model.layers import Attention, ExtraParameters, Layer
 from foresay.verifier.model.linear import Linear
 from foresay.verifier.model.products import Product
 from foresay.verifier.model.quantization import HEAD
@@ -82,7 +82,7 @@ class AssistantConfig:
             raise inside.error(f"model_type {kind!r} is not supported; supported: {', '.join(_KINDS)}")
         # All its layers read keys and values of the target; by itself it would have none to share.
         values = {**inside.values, "architectures": [INSIDE[kind]], "num_kv_shared_layers": 0}
-        model = ModelConfig.of(Fields(values, inside.where))
+        model = ModelConfig.read(Fields(values, inside.where))
         width = fields.integer("backbone_hidden_size", target.hidden_size)
         for what, made, theirs in (
             ("hidden size", width, target.hidden_size),
@@ -102,8 +102,8 @@ class AssistantConfig:
         if self.clusters is not None:
             sizes[_CENTROIDS] = self.clusters[0], hidden
         products = tuple(Product(name, {name: outer}, inner) for name, (outer, inner) in sizes.items())
-        outside = Outside(products, tuple(model.stack.norm.vectors(FINAL_NORM, hidden)))
-        return replace(model, stack=replace(model.stack, outside=outside, whole=False))
+        outside = ExtraParameters(products, tuple(model.stack.norm.vectors(FINAL_NORM, hidden)))
+        return replace(model, stack=replace(model.stack, extra=outside, whole=False))
 
 
 def _reading(fields: Fields, layer: Layer, target: ModelConfig) -> Layer:

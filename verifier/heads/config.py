@@ -117,7 +117,7 @@ class HeadConfig:
         Raises ConfigError, which names the file and the key.
         """
         read = Published.read(directory)
-        fields, layer = read.fields, ModelConfig.of_llama(read.layer)
+        fields, layer = read.fields, ModelConfig.from_llama(read.layer)
         if "vocab_size" in read.layer.values or read.layout.kind == "eagle":
             _check(fields, "made for a vocabulary of {}, but the target's is {}", layer.vocab_size, target.vocab_size)
         made = (_dflash if read.layout.kind == "dflash" else _eagle)(read, layer, target)

@@ -30,7 +30,7 @@ from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.errors import WeightsError
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.layers import Outside, Stack
+from foresay.verifier.model.layers import ExtraParameters, Stack
 from foresay.verifier.model.linear import Linear
 from foresay.verifier.model.products import Product
 from foresay.verifier.model.quantization import HEAD
@@ -85,8 +85,8 @@ class MedusaHeads:
         files = replace(read, tensors={_short(name): tensor for name, tensor in read.tensors.items()})
         drafted = config.integer("truncated_vocab_size", target.config.vocab_size)
         ids, numbers = _token_map(files, drafted, target), _numbers(files)
-        outside = Outside(tuple(_products(files, drafted, target.config)))
-        stack = Stack((), target.config.stack.norm, outside=outside, whole=False)
+        outside = ExtraParameters(tuple(_products(files, drafted, target.config)))
+        stack = Stack((), target.config.stack.norm, extra=outside, whole=False)
         try:
             found = fill(files, replace(target.config, stack=stack, quantization=None), target).outside
         except WeightsError as error:

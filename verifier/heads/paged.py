@@ -48,7 +48,7 @@ from foresay.verifier.heads.markov import MarkovHead
 from foresay.verifier.heads.reader import HeadWeights
 from foresay.verifier.heads.vocabulary import DraftVocabulary
 from foresay.verifier.model.decoder import Decoder
-from foresay.verifier.model.forward import Given, logits_of, placed, run_layers
+from foresay.verifier.model.forward import Embedded, logits_of, project_and_store, run_layers
 from foresay.verifier.model.linear import Linear
 from foresay.verifier.model.mtp_layout import EMBEDDING, HIDDEN, MIXES
 from foresay.verifier.ops.records import AttentionMetadata, Norm
@@ -81,10 +81,10 @@ class PagedHead:
             return mask.new_empty(1, self.layer.hidden_size)
         return self._mixed(mask[None].chunk(len(self.config.names), dim=1)).clone()
 
-    def drafting(self, vocabulary: DraftVocabulary) -> Self:
+    def with_vocabulary(self, vocabulary: DraftVocabulary) -> Self:
         """The same head, with logits of only these tokens."""
         other = copy.copy(self)
-        other.token_ids, other.decoder = vocabulary.token_ids, vocabulary.cut(self.decoder)
+        other.token_ids, other.decoder = vocabulary.token_ids, vocabulary.restrict(self.decoder)
         return other
 
     def fuse(self, features: Features) -> Tensor:
@@ -103,7 +103,7 @@ class PagedHead:
         """fp32[W, V'], from the last norm's output."""
         return logits_of(self.decoder, normed)
 
-    def run_rows(self, rows: StaticRows, store: KVStore, embedded: Given = None) -> tuple[Tensor, Tensor]:
+    def run_rows(self, rows: StaticRows, store: KVStore, embedded: Embedded = None) -> tuple[Tensor, Tensor]:
         """The last norm's output of the rows with logits, and their residual stream, [W, H] both. embedded: the stream,
         and the first attention's input if that is not its norm."""
         return run_layers(self.decoder, rows, store, embedded, narrow=True)[:2]
@@ -131,7 +131,7 @@ class EagleHead(PagedHead):
         fed_back = self.config.generation == 1 and RAW not in self.config.flags
         return normed, normed if fed_back or "norm_output" in self.config.flags else x
 
-    def _inputs(self, tokens: Tensor, hidden: Tensor) -> Given:
+    def _inputs(self, tokens: Tensor, hidden: Tensor) -> Embedded:
         """The stream, and the first attention's input if that is not its norm; invalid token ids are clamped."""
         table, eps = self.decoder.embedding, self.layer.rms_norm_eps
         if self.config.generation == 3:
@@ -188,9 +188,9 @@ class DFlashHead(PagedHead):
         context, nodes = norm(self.fuse(features), self._norms[HIDDEN]), self.layer.stack.attentions
         rotations = self.decoder.rotations(positions, None)
         for number, (node, layer) in enumerate(zip(nodes, self.decoder.layers, strict=True)):
-            placed(node, layer, context, rotations[number], slots, store.layer(number))
+            project_and_store(node, layer, context, rotations[number], slots, store.layer(number))
 
-    def guess(self, block: MaskBlock, state: StepState, roots: Tensor, store: KVStore) -> Tensor:
+    def draft_states(self, block: MaskBlock, state: StepState, roots: Tensor, store: KVStore) -> Tensor:
         """[W, H]: the states of a block's rows that guess. roots: int64[S], known tokens."""
         rows = block.rows(state, roots)
         if any(node.causal for node in self.layer.stack.attentions):

@@ -18,12 +18,12 @@ from foresay.verifier.model.checkpoint import header_names
 from foresay.verifier.model.config import FINAL_NORM, ModelConfig
 from foresay.verifier.model.decoder import Decoder, Packed, PackedLayer, norm_of
 from foresay.verifier.model.errors import WeightsError
-from foresay.verifier.model.layers import BEFORE, HeadNorm, Layer, Outside
+from foresay.verifier.model.layers import BEFORE, ExtraParameters, Layer, QKNorm
 from foresay.verifier.model.linear import Linear
 from foresay.verifier.model.mtp_layout import EMBEDDING, MIXES, mtp_layout
 from foresay.verifier.model.products import OUTPUT, QKV, Product
 from foresay.verifier.model.quantization import HEAD, Format, Quantization, Scheme
-from foresay.verifier.model.weight_loader import Misfit
+from foresay.verifier.model.weight_loader import Mismatch
 from foresay.verifier.model.weights import EMBEDDING as TOKENS
 from foresay.verifier.model.weights import LM_HEAD, LayerWeights, ModelWeights, allocate, make_whole, slots
 
@@ -34,8 +34,8 @@ _EMBED = TOKENS.removesuffix(".weight")
 class HeadWeights:
     """All weights of a head, in the target's dtype, including those shared with it.
 
-    model: its description, with what only its files say. outside: of :class:`~foresay.verifier.model.layers.Outside`.
-    token_ids: int64[V'], the target's id of each draft id; None if they are the same.
+    model: its description, with what only its files say. outside: the tensors of its ``ExtraParameters``. token_ids:
+    int64[V'], the target's id of each draft id; None if they are the same.
     """
 
     model: ModelConfig
@@ -99,7 +99,7 @@ def fill(files: HeadTensors, model: ModelConfig, target: Decoder) -> ModelWeight
         _check_shape(files, name, slot.shape)
         try:
             slot.put(there[name])
-        except Misfit as error:
+        except Mismatch as error:
             raise WeightsError(f"{files.where}: {name} {error}") from error
     if not files.gguf:
         make_whole(model, weights)
@@ -111,7 +111,7 @@ def pack(model: ModelConfig, weights: ModelWeights, embed: Tensor, head: Linear)
     both, vectors, name = zip(model.stack.layers, weights.layers, strict=True), weights.outside.vectors, FINAL_NORM
     own = vectors.get(f"{name}.weight")
     last = None if own is None else norm_of(model.stack.norm, name, vectors, own)
-    return Packed(embed, [PackedLayer.of(node, held, embed.dtype) for node, held in both], last, head)
+    return Packed(embed, [PackedLayer.pack(node, held, embed.dtype) for node, held in both], last, head)
 
 
 def _check_shape(files: HeadTensors, name: str, shape: tuple[int, ...]) -> None:
@@ -133,8 +133,8 @@ def _described(files: HeadTensors, config: HeadConfig, target: Decoder, own: boo
     scale, cap = config.scales[1:] if own else (shared.logit_scale, shared.logit_cap)
     config = replace(config, layer=with_layers(layer, layers))
     vectors = config.vectors(target.config.hidden_size, there)
-    outside = Outside(tuple(_products(files, config, target)), tuple(vectors))
-    stack = replace(config.layer.stack, outside=outside, whole=False, logit_scale=scale, logit_cap=cap)
+    outside = ExtraParameters(tuple(_products(files, config, target)), tuple(vectors))
+    stack = replace(config.layer.stack, extra=outside, whole=False, logit_scale=scale, logit_cap=cap)
     return replace(layer, stack=stack, quantization=_quantization(files))
 
 
@@ -142,7 +142,7 @@ def _with_parts(node: Layer, prefix: str, files: HeadTensors) -> Layer:
     """Llama's layer with the optional parts that the files have: norms of heads, biases."""
     attention, there = node.attention, files.tensors
     if f"{prefix}self_attn.q_norm.weight" in there:
-        attention = replace(attention, norm=HeadNorm(node.norm))
+        attention = replace(attention, norm=QKNorm(node.norm))
     own = (each for each in node.products(0) if each.name in (QKV, OUTPUT))
     biases = tuple(each.name for each in own if any(f"{prefix}{module}.bias" in there for module in each.rows))
     return replace(node, mixer=replace(attention, biases=biases))

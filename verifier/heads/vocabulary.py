@@ -41,11 +41,11 @@ class _Text:
 
 
 class DraftVocabulary:
-    """token_ids: int64[N], the target's id of each token; changes in place. head: H to N. adapts: whether a text may be
-    drafted with the whole matrix instead."""
+    """token_ids: int64[N], the target's id of each token; changes in place. head: H to N. adaptive: whether a text may
+    be drafted with the whole matrix instead."""
 
     def __init__(
-        self, whole: Linear, count: int, ends: Iterable[int] = (), ids: Tensor | None = None, adapts: bool = True
+        self, whole: Linear, count: int, ends: Iterable[int] = (), ids: Tensor | None = None, adaptive: bool = True
     ) -> None:
         """whole: H to V. ends: tokens that end texts. ids: int64[V], the target's id of each of its rows; None: their
         index."""
@@ -57,27 +57,27 @@ class DraftVocabulary:
         late = {self._row(token) for token in ends} - {None, *range(count)}
         chosen = torch.tensor([*range(count - len(late)), *sorted(row for row in late if row is not None)])
         self.token_ids = named[chosen]
-        self._packed = packed.only(chosen)
-        self.head, self.adapts = Linear.of(self._packed, was, whole.dtype), adapts
+        self._packed = packed.select_rows(chosen)
+        self.head, self.adaptive = Linear.from_packed(self._packed, was, whole.dtype), adaptive
         order = (*reversed(range(count - len(late))), *range(count - len(late), count))
         self._rows = OrderedDict((int(self.token_ids[row]), row) for row in order)
         self._texts: dict[str, _Text] = {}
         self._private, self._news, self._ends = set[int](), 0, self.token_ids[count - len(late) :].tolist()
         self._kept: Callable[[list[int]], None] | None = None
 
-    def remember(self, tokens: Iterable[int], keep: Callable[[list[int]], None]) -> None:
+    def restore(self, tokens: Iterable[int], keep: Callable[[list[int]], None]) -> None:
         """Begin with the tokens of an earlier server, in order of their ids. keep: is called with the current ones, in
         this order and without those of private texts, when a text ends and many are new."""
         self._keep([*reversed([*tokens][: len(self._rows) - len(self._ends)]), *self._ends])
         self._kept, self._news = keep, 0
 
     @staticmethod
-    def can(whole: Linear) -> bool:
+    def supports(whole: Linear) -> bool:
         """Whether it can be made of a matrix: only on a CPU, of a layout whose rows are apart."""
         packed, _ = whole.packed
         return not isinstance(packed, BlockedWeight) and packed.rows_apart
 
-    def cut(self, decoder: Decoder) -> Decoder:
+    def restrict(self, decoder: Decoder) -> Decoder:
         """The same model with logits of only these tokens."""
         made = copy.copy(decoder)
         made.head = self.head
@@ -90,9 +90,9 @@ class DraftVocabulary:
     def covers(self, text: str) -> bool:
         """Whether to draft with it for this text."""
         found = self._texts.get(text)
-        return not self.adapts or found is None or found.missing <= MOST_MISSING
+        return not self.adaptive or found is None or found.missing <= MOST_MISSING
 
-    def said(self, text: str, tokens: Sequence[int], prompt: int, private: bool = False) -> None:
+    def observe(self, text: str, tokens: Sequence[int], prompt: int, private: bool = False) -> None:
         """All tokens of a text so far; the first ``prompt`` ones were not the target's choice. private: whether nothing
         of it may be written to disk."""
         known = self._texts.setdefault(text, _Text())
@@ -105,7 +105,7 @@ class DraftVocabulary:
             self._private.difference_update(fresh)
         self._news += self._keep(list(dict.fromkeys(reversed(fresh)))[: len(self._rows)][::-1])
 
-    def finished(self, text: str) -> None:
+    def drop_text(self, text: str) -> None:
         """Forget a text."""
         self._texts.pop(text, None)
         self._private.intersection_update(self._rows)

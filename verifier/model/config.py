@@ -121,17 +121,17 @@ class ModelConfig:
         directory = Path(path)
         fields = Fields.read(directory / "config.json")
         own = unwrapped(fields)
-        model = cls.of(own)
+        model = cls.read(own)
         ids = _eos_token_ids(directory, (fields, own), model.vocab_size)
         return replace(model, eos_token_ids=ids, quantization=read_quantization(own, directory))
 
     @classmethod
-    def of(cls, fields: Fields) -> ModelConfig:
+    def read(cls, fields: Fields) -> ModelConfig:
         """The model's layers, from these keys of a config.json."""
         return _model_config(FAMILIES[_architecture(fields)], fields)
 
     @classmethod
-    def of_llama(cls, fields: Fields) -> ModelConfig:
+    def from_llama(cls, fields: Fields) -> ModelConfig:
         """The shape of Llama layers that are not a whole model (a head), with Llama's defaults for missing keys."""
         values = {**_LLAMA_DEFAULTS, **fields.values, "architectures": ["LlamaForCausalLM"]}
         filled = Fields(values, fields.where)
@@ -237,13 +237,13 @@ def parameters(model: ModelConfig) -> int:
     return inside + model.vocab_size * model.hidden_size + table_numbers(model)
 
 
-def idle_parameters(model: ModelConfig) -> int:
+def unused_parameters(model: ModelConfig) -> int:
     """The number of weights that a row does not use: those of experts that are not chosen, and of other rows of a table
     of embeddings that layers have of their own."""
     own = model.stack.embedding
     others = 0 if own is None else table_numbers(model) // own.tokens * (own.tokens - 1)
     return others + sum(
-        product.inner * product.outer * (product.experts - product.chosen) // product.experts
+        product.inner * product.outer * (product.experts - product.top_k) // product.experts
         for _, product in products(model)
         if product.experts
     )
@@ -275,7 +275,7 @@ class KVShape:
 def window_shapes(model: ModelConfig) -> tuple[KVShape, ...]:
     """What each layer of a model keeps and attends to."""
     return tuple(
-        KVShape(one.kv_heads, one.head_dim, one.kept_value, one.window, layer.recurrence)
+        KVShape(one.kv_heads, one.head_dim, one.cached_value_dim, one.window, layer.recurrence)
         if isinstance(one := layer.mixer, Attention) and one.source is None
         else KVShape(0, 0, 0, state=layer.recurrence)
         for layer in model.stack.layers

@@ -18,8 +18,8 @@ from foresay.verifier.model.feed_forward import MLP, Experts
 from foresay.verifier.model.layer_inputs import PackedGate, PackedInputs
 from foresay.verifier.model.layers import SCALAR, SINKS, Attention, Layer, Mixer, Norms
 from foresay.verifier.model.linear import Linear
-from foresay.verifier.model.mla import Latent
-from foresay.verifier.model.moe import PackedBeside, PackedExperts
+from foresay.verifier.model.mla import MLA
+from foresay.verifier.model.moe import PackedDenseMLP, PackedExperts
 from foresay.verifier.model.per_layer import PROJECTION
 from foresay.verifier.model.products import (
     DOWN,
@@ -45,21 +45,21 @@ from foresay.verifier.model.recurrences import (
     Mamba2,
     ShortConv,
 )
-from foresay.verifier.model.rope import RopeTable, pairs_apart
+from foresay.verifier.model.rope import RopeTable, half_split_order
 from foresay.verifier.model.rope_config import QueryScaling, RopeConfig
-from foresay.verifier.model.weight_absorption import PackedLatent
+from foresay.verifier.model.weight_absorption import PackedMLA
 from foresay.verifier.model.weights import LayerWeights, ModelWeights
-from foresay.verifier.ops.records import DeltaWeights, Gate, HeadNorms, Norm, Rotation, Scan
+from foresay.verifier.ops.records import DeltaWeights, Gate, Norm, QKNorms, Rotation, Scan
 
 
 @dataclass(slots=True)
 class PackedLayer:
-    """The weights of one layer (:class:`~foresay.verifier.model.layers.Layer`), packed. of_heads: the norms of queries
+    """The weights of one layer (:class:`~foresay.verifier.model.layers.Layer`), packed. qk_norms: the norms of queries
     and of keys. sinks: fp32[Q]. head_gate: None where heads have no gates; for a recurrent layer the product of its
     rates, while qkv is the product of its other inputs. delta: a recurrent layer's other weights; taps: of a short
     convolution, fp32[T, C]. experts: for a mixture layer, whose experts are all in gate_up and down. In a layer that is
     only an MLP or experts, qkv and output are its products. scan: a recurrence with attention's input, without norms.
-    With a latent, qkv makes only that. beside: an MLP next to the experts. embedding: this layer's own. scalar: [1],
+    With a latent, qkv makes only that. dense_mlp: an MLP next to the experts. embedding: this layer's own. scalar: [1],
     the factor of the layer's output."""
 
     qkv: Linear
@@ -70,25 +70,25 @@ class PackedLayer:
     after_attention: Norm | None
     before_mlp: Norm | None
     after_mlp: Norm | None
-    of_heads: HeadNorms | None
+    qk_norms: QKNorms | None
     sinks: Tensor | None
     head_gate: Linear | None = None
     delta: DeltaWeights | None = None
     taps: Tensor | None = None
     experts: PackedExperts | None = None
     scan: PackedLayer | None = None
-    latent: PackedLatent | None = None
-    beside: PackedBeside | None = None
+    mla: PackedMLA | None = None
+    dense_mlp: PackedDenseMLP | None = None
     embedding: PackedGate | None = None
     scalar: Tensor | None = None
 
     @property
-    def inner(self) -> tuple[Linear, Linear]:
+    def feed_forward(self) -> tuple[Linear, Linear]:
         """The products into and out of a layer's MLP or experts, if it has any."""
         return self.gate_up or self.qkv, self.down or self.output
 
     @classmethod
-    def of(
+    def pack(
         cls,
         layer: Layer,
         weights: LayerWeights,
@@ -101,8 +101,8 @@ class PackedLayer:
         into, gates = (QKV, HEAD_GATE) if isinstance(layer.mixer, Attention) else (MIXED, RATES)
         into, out = (into, OUTPUT) if alone is None else (GATE_UP, DOWN)
         latent = None
-        if isinstance(layer.mixer, Latent):
-            latent, weights = PackedLatent.of(layer.mixer, weights, dtype, rounds)
+        if isinstance(layer.mixer, MLA):
+            latent, weights = PackedMLA.pack(layer.mixer, weights, dtype, rounds)
         elif isinstance(layer.mixer, Attention):
             weights = _turnable(layer.mixer, _gates_apart(layer.mixer, weights))
         elif isinstance(layer.mixer, GatedDelta) and layer.mixer.tiled:
@@ -118,7 +118,8 @@ class PackedLayer:
         def around(name: str | None, factor: float = 1.0) -> Norm | None:
             return None if name is None else norm_of(layer.kind_of(name), name, weights.vectors, ones, factor)
 
-        inner, mixture = layer.experts or layer.mlp, layer.inner if isinstance(layer.inner, Experts) else None
+        inner, ffn = layer.experts or layer.mlp, layer.feed_forward
+        mixture = ffn if isinstance(ffn, Experts) else None
         count, own = (0, None) if mixture is None else (mixture.count, mixture.shared)
         shared = None if own is None else (linear(SHARED_GATE_UP, own.activation), linear(SHARED_DOWN))
         ones = torch.ones(weights.matrices[out].shape[0], dtype=dtype, device=spills or weights.matrices[out].device)
@@ -127,19 +128,19 @@ class PackedLayer:
             linear(out, experts=0 if alone is None else count),
             None if inner is None else linear(GATE_UP, inner.activation, count),
             None if inner is None else linear(DOWN, experts=count),
-            around(layer.norms.before_attention, layer.reads[0]),
+            around(layer.norms.before_attention, layer.input_scales[0]),
             around(layer.norms.after_attention),
-            around(layer.norms.before_mlp, layer.reads[1]),
+            around(layer.norms.before_mlp, layer.input_scales[1]),
             around(layer.norms.after_mlp),
             _norms_of_heads(layer.mixer, weights.vectors, ones) if isinstance(layer.mixer, Attention) else None,
             weights.vectors.get(SINKS),
             linear(gates) if gates in weights.matrices else None,
             _delta(layer.mixer, weights.vectors),
             _taps(weights.vectors[SHORT_TAPS]) if isinstance(layer.mixer, ShortConv) else None,
-            None if mixture is None else PackedExperts.of(mixture, weights.vectors, shared, dtype, layer.norm.eps),
-            None if layer.scan is None else cls.of(*_recurrence(layer.scan[0], layer, weights), dtype, rounds),
+            None if mixture is None else PackedExperts.pack(mixture, weights.vectors, shared, dtype, layer.norm.eps),
+            None if layer.scan is None else cls.pack(*_recurrence(layer.scan[0], layer, weights), dtype, rounds),
             latent,
-            None if layer.experts is None else PackedBeside.of(layer, linear, around),
+            None if layer.experts is None else PackedDenseMLP.pack(layer, linear, around),
             None if layer.embedding is None else PackedGate.of(layer.embedding, linear, weights.vectors),
             weights.vectors.get(SCALAR),
         )
@@ -235,7 +236,7 @@ def norm_of(kind: NormKind, module: str, vectors: Mapping[str, Tensor], ones: Te
     return Norm(weight, kind.eps, vectors.get(f"{module}.bias"), kind.centred)
 
 
-def _norms_of_heads(attention: Attention, vectors: Mapping[str, Tensor], ones: Tensor) -> HeadNorms | None:
+def _norms_of_heads(attention: Attention, vectors: Mapping[str, Tensor], ones: Tensor) -> QKNorms | None:
     if attention.norm is None:
         return None
     whole, kind, after = attention.norm.whole, attention.norm.kind, attention.norm.after
@@ -244,13 +245,13 @@ def _norms_of_heads(attention: Attention, vectors: Mapping[str, Tensor], ones: T
         for name, heads in zip(attention.norm.names, (attention.heads, attention.kv_heads), strict=True)
     )
     key = query if attention.parts == 1 else key  # not read
-    return HeadNorms(query, key, kind.eps, whole, after, attention.value_norm is not None)
+    return QKNorms(query, key, kind.eps, whole, after, attention.value_norm is not None)
 
 
 def _turnable(attention: Attention, weights: LayerWeights) -> LayerWeights:
     """The same, with the numbers of queries and keys reordered so that every head is rotated as a whole, in halves:
     their products are unchanged."""
-    order = None if attention.rope is None else pairs_apart(attention.rope, attention.head_dim)
+    order = None if attention.rope is None else half_split_order(attention.rope, attention.head_dim)
     if order is None:
         return weights
     assert not attention.values_from_keys, "values have another order"
@@ -285,13 +286,13 @@ class Packed:
     table: Tensor | None = None
 
     @classmethod
-    def of(cls, config: ModelConfig, weights: ModelWeights, rounds: bool = False, spills: bool = False) -> Packed:
+    def pack(cls, config: ModelConfig, weights: ModelWeights, rounds: bool = False, spills: bool = False) -> Packed:
         """Pack them one by one, so that there is never a second copy of the model. rounds: see
         :class:`~foresay.verifier.model.linear.Linear`. spills: whether experts of some layers are on the CPU."""
         here = weights.embed.device if spills else None
         embed, dtype, layers = weights.embed, weights.embed.dtype, list[PackedLayer]()
         for index, layer in enumerate(config.stack.layers):
-            layers.append(PackedLayer.of(layer, weights.layers[index], dtype, rounds, here))
+            layers.append(PackedLayer.pack(layer, weights.layers[index], dtype, rounds, here))
             weights.layers[index] = None  # type: ignore[call-overload]
         head = Linear(weights.lm_head, dtype=dtype, rounds=rounds)
         if config.stack.embedding_scale != 1.0:  # the head, made from the same matrix, is not scaled
@@ -309,7 +310,7 @@ class Packed:
 
 def _turn(node: Attention) -> tuple[RopeConfig | None, int, QueryScaling | None]:
     """What a layer's rotary table depends on."""
-    return node.rope, node.turning, node.query_scaling
+    return node.rope, node.rotary_dim, node.query_scaling
 
 
 class Decoder:
@@ -323,7 +324,7 @@ class Decoder:
     def __init__(
         self, config: ModelConfig, weights: ModelWeights | Packed, max_positions: int, rounds: bool = False
     ) -> None:
-        packed = weights if isinstance(weights, Packed) else Packed.of(config, weights, rounds)
+        packed = weights if isinstance(weights, Packed) else Packed.pack(config, weights, rounds)
         self.config = config
         self.max_positions = max_positions
         self.embedding, self.head, self.layers = packed.embed, packed.head, packed.layers
@@ -360,8 +361,8 @@ class Decoder:
         every = (each for layer in self.layers for each in (layer.scan, layer) if each is not None)
         inside = ((layer.qkv, layer.head_gate, layer.output, layer.gate_up, layer.down) for layer in every)
         shared = (one for layer in self.layers if layer.experts is not None for one in layer.experts.shared or ())
-        latent = (one for layer in self.layers if layer.latent is not None for one in layer.latent.linears)
-        beside = (one for layer in self.layers if layer.beside is not None for one in layer.beside.dense)
+        latent = (one for layer in self.layers if layer.mla is not None for one in layer.mla.linears)
+        beside = (one for layer in self.layers if layer.dense_mlp is not None for one in layer.dense_mlp.products)
         own = (one for each in self.layers if (end := each.embedding) is not None for one in (end.gate, end.back))
         first = () if self._inputs is None else (self._inputs.projection,)
         alone = (one for products in inside for one in products if one is not None)

@@ -33,7 +33,7 @@ class _Pages(mmap.mmap):
             torch.cuda.cudart().cudaHostUnregister(self.address)
 
 
-def locked(count: int) -> Tensor:
+def page_locked(count: int) -> Tensor:
     """uint8[count], page-locked: exactly so many bytes, where PyTorch's own allocator would round up to a power of two.
 
     Raises WeightsError if the system has no room for them, or the driver does not lock them.
@@ -51,18 +51,18 @@ def locked(count: int) -> Tensor:
     return memory
 
 
-def laid_out(
+def lay_out_experts(
     weight: Tensor | QuantizedMatrix, bias: Tensor | None, gated: Gate, experts: int, device: torch.device
 ) -> BlockedWeight:
     """The experts' weight, [E * O, K], laid out for ``device``: in its memory if it is there, else in the host's."""
     away = weight.device != device
     if isinstance(weight, Tensor) and not away:
-        return BlockedWeight.of(weight, bias, gated, experts)
+        return BlockedWeight.pack(weight, bias, gated, experts)
     rows = max(1, _NUMBERS // weight.shape[1])
     sizes, found, first = [min(rows, weight.shape[0] - at) for at in range(0, weight.shape[0], rows)], None, 0
     parts: Sequence[Tensor | QuantizedMatrix] = weight.split_with_sizes(sizes)
     for part, size in zip(parts, sizes, strict=True):
-        one = BlockedWeight.of(part)
+        one = BlockedWeight.pack(part)
         found = _empty(one, weight.shape[0], away) if found is None else found
         for into, made, axis in _tensors(found, one):
             into.narrow(axis, first, size).copy_(made)
@@ -78,7 +78,7 @@ def _empty(one: BlockedWeight, outer: int, away: bool) -> BlockedWeight:
         shape = list(tensor.shape)
         shape[axis] = outer
         count = tensor.nbytes // tensor.shape[axis] * outer
-        made[name] = locked(count).view(tensor.dtype).view(shape) if away else tensor.new_empty(shape)
+        made[name] = page_locked(count).view(tensor.dtype).view(shape) if away else tensor.new_empty(shape)
     return replace(one, **made)  # type: ignore[arg-type]
 
 

@@ -21,7 +21,7 @@ from foresay.verifier.model.products import (
 #: and ``(up + 1) * gate * sigmoid(1.702 * gate)``.
 Activation = Literal["silu", "gelu", "relu2", "clamped"]
 #: The products of an MLP that stands beside experts.
-BESIDE = {GATE_UP: SHARED_GATE_UP, DOWN: SHARED_DOWN}
+DENSE_MLP = {GATE_UP: SHARED_GATE_UP, DOWN: SHARED_DOWN}
 #: Modules of experts, as most checkpoints name them.
 EXPERT_MODULES = ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj", "mlp.experts.{}.down_proj")
 
@@ -76,7 +76,7 @@ class TopKRouter:
     module: its weight gives a logit for each expert, and, with ``bias``, its bias is added. sigmoid: scores are the
     sigmoid of each logit, else the softmax of all. correction: a vector that is added to scores only for the choice.
     groups: the number of groups of experts, and how many of them are considered: those with the largest sum of their
-    two best sigmoids, or largest softmax. normalised: the weights of the chosen are divided by their sum; scale: and
+    two best sigmoids, or largest softmax. norm_topk: the weights of the chosen are divided by their sum; scale: and
     multiplied; factors: and each by the number of its expert in this vector. scaled: a vector that multiplies the
     router's input, after a norm without a weight and divided by the root of the width; None: it reads what the experts
     read.
@@ -88,7 +88,7 @@ class TopKRouter:
     sigmoid: bool = False
     correction: str | None = None
     groups: tuple[int, int] = (1, 1)
-    normalised: bool = True
+    norm_topk: bool = True
     scale: float = 1.0
     factors: str | None = None
     scaled: str | None = None
@@ -96,7 +96,7 @@ class TopKRouter:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """``count`` MLPs, of which each row uses ``chosen``; their outputs are weighted and added up.
+    """``count`` MLPs, of which each row uses ``top_k``; their outputs are weighted and added up.
 
     inner: width of each. modules: the names of gate, up and down in files, with an expert's number in the braces.
     stacked: what files may have instead, for GATE_UP and DOWN. shared: an MLP that all rows use; shared_gate: a module
@@ -104,7 +104,7 @@ class Experts:
     """
 
     count: int
-    chosen: int
+    top_k: int
     inner: int
     router: TopKRouter = TopKRouter()
     activation: Activation = "silu"
@@ -118,7 +118,7 @@ class Experts:
     @property
     def width(self) -> int:
         """The total inner width that a row passes through."""
-        return self.chosen * self.inner + (0 if self.shared is None else self.shared.inner)
+        return self.top_k * self.inner + (0 if self.shared is None else self.shared.inner)
 
     def products(self, hidden: int) -> tuple[Product, ...]:
         """The products of all experts, and of the shared one: all gates, then all up matrices."""
@@ -126,7 +126,7 @@ class Experts:
         turns = (up,) if self.activation == "relu2" else (gate, up)
         into = {one.format(number): self.inner for one in turns for number in range(self.count)}
         back = dict.fromkeys(map(down.format, range(self.count)), hidden)
-        of = self.bias, self.count, self.chosen
+        of = self.bias, self.count, self.top_k
         return (
             Product(GATE_UP, into, hidden, *of, self.stacked[GATE_UP]),
             Product(DOWN, back, self.inner, *of, self.stacked[DOWN]),
@@ -137,7 +137,7 @@ class Experts:
         if self.shared is not None:
             for one in self.shared.products(hidden):
                 rows = {name.replace("mlp", self.shared_module, 1): size for name, size in one.rows.items()}
-                yield replace(one, name=BESIDE[one.name], rows=rows)
+                yield replace(one, name=DENSE_MLP[one.name], rows=rows)
 
     def vectors(self, hidden: int) -> Iterator[Vector]:
         """The router's vectors, in fp32, and the shared expert's gate."""

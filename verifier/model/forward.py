@@ -22,16 +22,16 @@ from foresay.verifier.model.decoder import Decoder, PackedLayer
 from foresay.verifier.model.feed_forward import MLP, Experts
 from foresay.verifier.model.layers import Attention
 from foresay.verifier.model.linear import Linear
-from foresay.verifier.model.mla import Latent
+from foresay.verifier.model.mla import MLA
 from foresay.verifier.model.moe import PackedExperts
 from foresay.verifier.ops.attention import rotate_and_store, rotate_queries, tree_attention
 from foresay.verifier.ops.experts import mixed, route, sort_rows
-from foresay.verifier.ops.records import Norm, Rotation, SplitKSums, Unrotated
+from foresay.verifier.ops.records import FusedRope, Norm, Rotation, SplitKSums
 from foresay.verifier.ops.recurrence import gated_delta, short_conv
 from foresay.verifier.ops.rows import add_norm, copy_rows, embed, finish_logits, gate_heads, norm, take_rows
 
 #: Embeddings of a pass's rows: see :func:`run_layers`.
-Given = Tensor | tuple[Tensor, Tensor] | None
+Embedded = Tensor | tuple[Tensor, Tensor] | None
 
 
 @torch.inference_mode()
@@ -40,35 +40,35 @@ def forward(
     rows: StaticRows,
     store: KVStore,
     features: FeatureRequest | None = None,
-    woken: list[Tensor] | None = None,
-    embedded: Given = None,
+    active: list[Tensor] | None = None,
+    embedded: Embedded = None,
 ) -> tuple[Tensor, Features]:
     """Run the rows through the model, storing their KV: :func:`run_layers`, and logits.
 
-    woken: of each mixture, int64[..] is appended whose first number is how many of its experts had rows. Returns
+    active: of each mixture, int64[..] is appended whose first number is how many of its experts had rows. Returns
     fp32[W, V] logits of the requested rows and the requested features, each [R, H], including padding rows; the final
     states [W, H], if ``rows.sampled`` alone go through the last layers.
     """
-    requested, taken = features or FeatureRequest(), dict[str, Tensor]()
-    normed, _, rows = run_layers(decoder, rows, store, embedded, requested.layers, taken, woken)
-    return _logits(decoder, normed, rows), taken | ({"final": normed} if requested.final else {})
+    requested, captured = features or FeatureRequest(), dict[str, Tensor]()
+    normed, _, rows = run_layers(decoder, rows, store, embedded, requested.layers, captured, active)
+    return _logits(decoder, normed, rows), captured | ({"final": normed} if requested.final else {})
 
 
 def run_layers(
     decoder: Decoder,
     rows: StaticRows,
     store: KVStore,
-    embedded: Given = None,
-    wanted: Container[int] = (),
-    taken: dict[str, Tensor] | None = None,
-    woken: list[Tensor] | None = None,
+    embedded: Embedded = None,
+    feature_layers: Container[int] = (),
+    captured: dict[str, Tensor] | None = None,
+    active: list[Tensor] | None = None,
     narrow: bool = False,
 ) -> tuple[Tensor, Tensor, StaticRows]:
     """The output of the last norm, if there is one, the stream before it, [R, H] each, and the rows that these are of.
 
     embedded: [R, H], the rows' embeddings, which are changed; or these, and what the first layer reads instead of their
-    norm; None: those of their tokens. wanted: layers whose input is put into ``taken``. narrow: after the last layer's
-    attention only rows with logits go on.
+    norm; None: those of their tokens. feature_layers: those whose input is put into ``captured``. narrow: after the
+    last layer's attention only rows with logits go on.
     """
     count, stack = rows.count, decoder.config.stack
     first, *norms = [*(layer.before_attention for layer in decoder.layers), decoder.final_norm]
@@ -77,9 +77,9 @@ def run_layers(
     rotations, turns = decoder.rotations(rows.positions, count), count_up()
     states = iter(()) if store.states is None else iter(store.states)
     for index, (node, layer, next_norm) in enumerate(zip(stack.layers, decoder.layers, norms, strict=True)):
-        if taken is not None and index in wanted:
-            taken[f"layer.{index}"] = copy_rows(x, count)
-        if rows.sampled is not None and index == stack.storing:
+        if captured is not None and index in feature_layers:
+            captured[f"layer.{index}"] = copy_rows(x, count)
+        if rows.sampled is not None and index == stack.num_kv_layers:
             x, normed = _sampled(x, rows), _sampled(normed, rows)
             inputs = None if inputs is None else _sampled(inputs, rows)
             rows, count = rows.sampled, rows.logits_count
@@ -87,11 +87,11 @@ def run_layers(
                 break
             rotations = decoder.rotations(rows.positions, count)
         if isinstance(node.mixer, MLP | Experts):
-            normed = add_norm(x, inside(layer, normed, rows, woken), next_norm, count, node.share)
+            normed = add_norm(x, feed_forward(layer, normed, rows, active), next_norm, count, node.residual_mul)
             continue
         if isinstance(node.mixer, Attention):
             source = index if node.mixer.source is None else node.mixer.source
-            kept = rows.of_layer(store.pages(source) is store.windows, node.mixer.causal)
+            kept = rows.for_layer(store.pages(source) is store.windows, node.mixer.causal)
             seen = attention(node.mixer, layer, normed, rotations[next(turns)], kept, store.layer(source))
         else:
             seen = recurrence(layer, normed, rows, next(states))
@@ -104,14 +104,14 @@ def run_layers(
                 return x, x, rows
         x = _own(x)
         behind = None if node.parallel else next_norm if node.mlp is None else layer.before_mlp
-        added = add_norm(x, _branch(layer.output, seen, layer.after_attention, count), behind, count, node.share)
+        added = add_norm(x, _branch(layer.output, seen, layer.after_attention, count), behind, count, node.residual_mul)
         normed = normed if node.parallel else added
         del seen  # its memory is used again
         if node.mlp is not None:
-            branch, own, x = inside(layer, normed, rows, woken, x), (inputs, index), _own(x)
-            normed = _ended(x, branch, node.share_of_mlp, layer, next_norm, own, count)
-    if taken is not None and len(norms) in wanted:
-        taken[f"layer.{len(norms)}"] = x
+            branch, own, x = feed_forward(layer, normed, rows, active, x), (inputs, index), _own(x)
+            normed = _ended(x, branch, node.mlp_residual_mul, layer, next_norm, own, count)
+    if captured is not None and len(norms) in feature_layers:
+        captured[f"layer.{len(norms)}"] = x
     return normed, x, rows
 
 
@@ -150,12 +150,12 @@ def _ended(
     return add_norm(x, branch, above, count, share, layer.scalar)
 
 
-def _embedded(decoder: Decoder, rows: StaticRows, first: Norm | None, given: Given) -> tuple[Tensor, Tensor]:
+def _embedded(decoder: Decoder, rows: StaticRows, first: Norm | None, embedded: Embedded) -> tuple[Tensor, Tensor]:
     """Each [R, H]: the rows' embeddings, or what is given for them, and these normed for the first layer."""
-    if isinstance(given, tuple):
-        return given
-    if given is not None:
-        return given, given if first is None else norm(given, first, rows.count)
+    if isinstance(embedded, tuple):
+        return embedded
+    if embedded is not None:
+        return embedded, embedded if first is None else norm(embedded, first, rows.count)
     x, normed = embed(decoder.embedding, rows.tokens, decoder.embedding_norm or first, rows.count)
     if decoder.embedding_norm is None:
         return x, normed
@@ -182,24 +182,24 @@ def recurrence(layer: PackedLayer, normed: Tensor, rows: StaticRows, states: Lay
     return gated_delta(mixed, rates, layer.delta, *more)
 
 
-def inside(
-    layer: PackedLayer, normed: Tensor, rows: StaticRows, woken: list[Tensor] | None, x: Tensor | None = None
+def feed_forward(
+    layer: PackedLayer, normed: Tensor, rows: StaticRows, active: list[Tensor] | None, x: Tensor | None = None
 ) -> Tensor | SplitKSums:
     """[R, H]: the output of an MLP, or of experts, for normalised rows. x: the stream, which experts beside an MLP
     read."""
     count = rows.count
-    if layer.beside is not None and layer.experts is not None:
+    if layer.dense_mlp is not None and layer.experts is not None:
         assert x is not None, "experts read it"
-        (into, back), own = layer.beside.dense, layer.beside
+        (into, back), own = layer.dense_mlp.products, layer.dense_mlp
         dense = norm(back(into.gated(normed, count), count), own.after_dense, count)
         read = norm(x, own.before_experts, count)
         routed = read if layer.experts.reads is None else norm(x, layer.experts.reads, count)
-        found = experts(layer, layer.experts, read, count, rows.slots, woken, routed)
+        found = experts(layer, layer.experts, read, count, rows.slots, active, routed)
         return add_norm(dense, norm(found, own.after_experts, count), layer.after_mlp, count)
     if layer.experts is not None:
-        found = experts(layer, layer.experts, normed, count, rows.slots, woken)
+        found = experts(layer, layer.experts, normed, count, rows.slots, active)
         return found if layer.after_mlp is None else norm(found, layer.after_mlp, count)
-    into, back = layer.inner
+    into, back = layer.feed_forward
     return _branch(back, into.gated(normed, count), layer.after_mlp, count)
 
 
@@ -209,7 +209,7 @@ def experts(
     normed: Tensor,
     count: Tensor | None,
     slots: Tensor | None = None,
-    woken: list[Tensor] | None = None,
+    active: list[Tensor] | None = None,
     routed: Tensor | None = None,
 ) -> Tensor:
     """[R, H]: the output of each row's experts and the shared one. slots: int64[R], 0 of padding; None: none is.
@@ -220,20 +220,20 @@ def experts(
         logits = logits + own.remainder.wide(routed, count)
     chosen, weights = route(logits, own.routing, own.correction, count, slots, own.factors)
     copies, rows = sort_rows(normed, chosen, own.routing, count)
-    if woken is not None:
-        woken.append(rows.spans)
-    into, back = layer.inner
-    parts = back.of_experts(into.of_experts(copies, rows), rows, torch.float32)
+    if active is not None:
+        active.append(rows.spans)
+    into, back = layer.feed_forward
+    parts = back.per_expert(into.per_expert(copies, rows), rows, torch.float32)
     if own.shared is None:
-        return mixed(parts, weights, rows.places, normed.dtype, count=count)
+        return mixed(parts, weights, rows.positions, normed.dtype, count=count)
     into, back = own.shared
     shared, gate = back.wide(into.gated(normed, count), count), logits if own.gated else None
-    return mixed(parts, weights, rows.places, normed.dtype, shared, gate, count)
+    return mixed(parts, weights, rows.positions, normed.dtype, shared, gate, count)
 
 
 def _branch(product: Linear, x: Tensor, how: Norm | None, count: Tensor | None) -> Tensor | SplitKSums:
     """The term to add to the residual stream: a product, normalised if the model does that."""
-    return product.unfinished(x, count) if how is None else norm(product(x, count), how, count)
+    return product.split_k(x, count) if how is None else norm(product(x, count), how, count)
 
 
 def attention(
@@ -249,20 +249,20 @@ def attention(
 
     stored: keys, values and scales, as :meth:`~foresay.kvpaging.store.KVStore.layer` returns them.
     """
-    query: Tensor | Unrotated
+    query: Tensor | FusedRope
     if node.source is None:
-        later = len(rows.groups) == 1 and rows.groups[0].paged.unrotated
-        query = placed(node, layer, normed, rotation, rows.slots, stored, rows.count, later)
+        later = len(rows.groups) == 1 and rows.groups[0].metadata.fuse_rope
+        query = project_and_store(node, layer, normed, rotation, rows.slots, stored, rows.count, later)
     else:
-        query = rotate_queries(layer.qkv.unfinished(normed, rows.count), rotation, layer.of_heads, rows.count)
-    seen = attended(query, stored, rows, node, layer.sinks)
-    if layer.latent is not None:
-        return layer.latent.values.of_heads(seen, rows.count)
+        query = rotate_queries(layer.qkv.split_k(normed, rows.count), rotation, layer.qk_norms, rows.count)
+    seen = attend(query, stored, rows, node, layer.sinks)
+    if layer.mla is not None:
+        return layer.mla.values.per_head(seen, rows.count)
     gate = layer.head_gate
-    return seen if gate is None else gate_heads(seen, gate.unfinished(normed, rows.count), rows.count)
+    return seen if gate is None else gate_heads(seen, gate.split_k(normed, rows.count), rows.count)
 
 
-def placed(
+def project_and_store(
     node: Attention,
     layer: PackedLayer,
     normed: Tensor,
@@ -271,20 +271,20 @@ def placed(
     stored: tuple[Tensor, Tensor, Tensor | None],
     count: Tensor | None = None,
     later: bool = False,
-) -> Tensor | Unrotated:
+) -> Tensor | FusedRope:
     """[R, Q, D]: the queries of the rows; stores their keys and values in their slots. later: whether attention
     may do it: it does where nothing is summed or rounded on the way, in heads that a tile holds whole."""
-    if layer.latent is not None:
-        return layer.latent.placed(layer.qkv, normed, rotation, slots, stored[0], count)
-    made, norms = layer.qkv.unfinished(normed, count), layer.of_heads
+    if layer.mla is not None:
+        return layer.mla.project_and_store(layer.qkv, normed, rotation, slots, stored[0], count)
+    made, norms = layer.qkv.split_k(normed, count), layer.qk_norms
     plain = norms is None and stored[2] is None and rotation.query_factor is None and not node.values_from_keys
     if later and plain and stored[0].shape[-1] in (16, 32, 64, 128):
-        return Unrotated(made, rotation, slots)
+        return FusedRope(made, rotation, slots)
     return rotate_and_store(made, rotation, stored, slots, norms, count, node.values_from_keys)
 
 
-def attended(
-    query: Tensor | Unrotated,
+def attend(
+    query: Tensor | FusedRope,
     stored: tuple[Tensor, Tensor, Tensor | None],
     rows: StaticRows,
     node: Attention,
@@ -294,10 +294,10 @@ def attended(
     keys, values, scales = stored
     if rows.dense is not None:
         return rows.dense(query, keys, values, node, sinks)
-    shared = node.latent if isinstance(node, Latent) else 0
+    shared = node.kv_lora_rank if isinstance(node, MLA) else 0
     how = node.scale, node.window, node.first, rows.count, scales, node.softcap, sinks, shared
-    own = [query if isinstance(query, Unrotated) else query[group.rows] for group in rows.groups]
-    seen = [tree_attention(one, keys, values, group.paged, *how) for one, group in zip(own, rows.groups, strict=True)]
+    own = [query if isinstance(query, FusedRope) else query[group.rows] for group in rows.groups]
+    seen = [tree_attention(q, keys, values, group.metadata, *how) for q, group in zip(own, rows.groups, strict=True)]
     return (seen[0] if len(seen) == 1 else torch.cat(seen)).flatten(1)
 
 

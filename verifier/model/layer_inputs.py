@@ -35,7 +35,7 @@ class PackedInputs:
 
     def __call__(self, table: Tensor, x: Tensor, tokens: Tensor, count: Tensor | None = None) -> Tensor:
         """[R, L * P]: the inputs of all layers. x: [R, H], the embeddings of the tokens."""
-        made = self.projection.unfinished(x, count)
+        made = self.projection.split_k(x, count)
         return layer_inputs(made, x.dtype, table, tokens, self.norm, (self.factor, self.scale), count)
 
 
@@ -54,5 +54,5 @@ class PackedGate:
 
     def __call__(self, x: Tensor, inputs: Tensor, number: int, count: Tensor | None = None) -> Tensor:
         """[R, H]: what is added to the stream x. inputs: of all layers. number: of this one."""
-        gated = gate_inputs(self.gate.unfinished(x, count), inputs, number, count)
+        gated = gate_inputs(self.gate.split_k(x, count), inputs, number, count)
         return norm(self.back(gated, count), self.norm, count)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from foresay.verifier.model.feed_forward import BESIDE, MLP, Experts
+from foresay.verifier.model.feed_forward import DENSE_MLP, MLP, Experts
 from foresay.verifier.model.per_layer import PerLayerEmbedding
 from foresay.verifier.model.products import (
     HEAD_GATE,
@@ -33,7 +33,7 @@ from foresay.verifier.model.rope_config import QueryScaling, RopeConfig
 
 
 @dataclass(frozen=True, slots=True)
-class HeadNorm:
+class QKNorm:
     """Norms of queries and of keys. whole: over all heads of a row together, instead of each head. after: applied after
     rotation. names: of the two modules."""
 
@@ -66,7 +66,7 @@ class Attention:
     rope: RopeConfig | None
     window: int | None = None
     biases: tuple[str, ...] = ()
-    norm: HeadNorm | None = None
+    norm: QKNorm | None = None
     softcap: float | None = None
     sinks: bool = False
     gated: bool = False
@@ -87,12 +87,12 @@ class Attention:
             assert not self.value_norm.weighted, "and without weight"
 
     @property
-    def turning(self) -> int:
+    def rotary_dim(self) -> int:
         """How many numbers of a head the rotary table is for."""
         return self.head_dim
 
     @property
-    def kept_value(self) -> int:
+    def cached_value_dim(self) -> int:
         """How many numbers of a head's value are kept besides the key."""
         return self.head_dim
 
@@ -102,9 +102,9 @@ class Attention:
         return 1 if self.source is not None else 2 if self.values_from_keys else 3
 
     @property
-    def idle(self) -> tuple[str, ...]:
+    def unused(self) -> tuple[str, ...]:
         """Modules that files may have although nothing reads them: keys and values of layers that use another's."""
-        return () if self.source is None else IDLE
+        return () if self.source is None else UNUSED
 
     def products(self, hidden: int) -> tuple[Product, ...]:
         """The products into its heads, their gates, and out of them."""
@@ -132,7 +132,7 @@ class Attention:
 
 SINKS = "self_attn.sinks"
 #: Modules without use in layers that read another layer's keys and values.
-IDLE = ("self_attn.k_proj", "self_attn.v_proj", "self_attn.k_norm", "self_attn.v_norm")
+UNUSED = ("self_attn.k_proj", "self_attn.v_proj", "self_attn.k_norm", "self_attn.v_norm")
 #: The number that multiplies a layer's output.
 SCALAR = "layer_scalar"
 Mixer = Attention | Recurrence | MLP | Experts
@@ -160,7 +160,7 @@ class Norms:
         yield from (name for name in each if name is not None)
 
     @property
-    def behind(self) -> frozenset[str]:
+    def outputs(self) -> frozenset[str]:
         """Those of outputs."""
         each = (self.after_attention, self.after_mlp, self.after_experts, self.after_dense)
         return frozenset(name for name in each if name is not None)
@@ -180,10 +180,10 @@ class Layer:
     is then the mixer, even an MLP or experts.
 
     norm: of their inputs; after: of their outputs, None: the same kind. parallel: the MLP reads attention's input.
-    share: the factor of both before they are added; mlp_share: the MLP's, if it has another. scan: a recurrence that
-    reads attention's input, and the factor of its output, which is added too. reads: factors of both inputs. experts:
-    those beside the MLP, which read the same stream through norms of their own. embedding: this layer's own, which is
-    added last. scaled: whether the stream is then multiplied by a number of the layer's (``layer_scalar``).
+    residual_mul: the factor of both before they are added; mlp_scale: the MLP's, if it has another. scan: a recurrence
+    that reads attention's input, and the factor of its output, which is added too. input_scales: factors of both
+    inputs. experts: those beside the MLP, which read the same stream through norms of their own. embedding: this
+    layer's own, which is added last. scaled: whether the stream is then multiplied by the layer's ``layer_scalar``.
     """
 
     mixer: Mixer
@@ -191,11 +191,11 @@ class Layer:
     norm: NormKind
     norms: Norms = BEFORE
     parallel: bool = False
-    share: float = 1.0
+    residual_mul: float = 1.0
     after: NormKind | None = None
-    mlp_share: float | None = None
+    mlp_scale: float | None = None
     scan: tuple[Mamba2, float] | None = None
-    reads: tuple[float, float] = (1.0, 1.0)
+    input_scales: tuple[float, float] = (1.0, 1.0)
     experts: Experts | None = None
     embedding: PerLayerEmbedding | None = None
     scaled: bool = False
@@ -205,19 +205,19 @@ class Layer:
         assert not more or isinstance(self.mlp, MLP), "what ends a layer comes behind its MLP"
 
     @property
-    def share_of_mlp(self) -> float:
+    def mlp_residual_mul(self) -> float:
         """The factor of the MLP's output."""
-        return self.share if self.mlp_share is None else self.mlp_share
+        return self.residual_mul if self.mlp_scale is None else self.mlp_scale
 
     @property
-    def inner(self) -> MLP | Experts | None:
+    def feed_forward(self) -> MLP | Experts | None:
         """Its MLP or experts; of both the experts."""
         return self.mixer if isinstance(self.mixer, MLP | Experts) else self.experts or self.mlp
 
     @property
     def width(self) -> int:
         """The total inner width that a row passes through, of its MLP and experts."""
-        both = (self.inner, self.mlp if self.experts is not None else None)
+        both = (self.feed_forward, self.mlp if self.experts is not None else None)
         return sum(each.width for each in both if each is not None)
 
     @property
@@ -245,13 +245,13 @@ class Layer:
         recurrent = (replace(one, name=f"{RECURRENT}{one.name}") for one in scans)
         inside = () if self.mlp is None else self.mlp.products(hidden)
         if self.experts is not None:  # the MLP is then called as one that all rows share
-            inside = (*(replace(one, name=BESIDE[one.name]) for one in inside), *self.experts.products(hidden))
+            inside = (*(replace(one, name=DENSE_MLP[one.name]) for one in inside), *self.experts.products(hidden))
         own = () if self.embedding is None else self.embedding.products(hidden)
         return *recurrent, *self.mixer.products(hidden), *inside, *own
 
     def kind_of(self, norm: str) -> NormKind:
         """The kind of one of its norms."""
-        return self.after or self.norm if norm in self.norms.behind else self.norm
+        return self.after or self.norm if norm in self.norms.outputs else self.norm
 
     def vectors(self, hidden: int) -> Iterator[Vector]:
         """Its parameters besides those of the products."""
@@ -265,12 +265,12 @@ class Layer:
             yield from self.mixer.vectors()
         if self.scan is not None:
             yield from self.scan[0].vectors()
-        if isinstance(self.inner, Experts):
-            yield from self.inner.vectors(hidden)
+        if isinstance(self.feed_forward, Experts):
+            yield from self.feed_forward.vectors(hidden)
 
 
 @dataclass(frozen=True, slots=True)
-class Outside:
+class ExtraParameters:
     """Parameters that belong to no layer: products and vectors, whose modules have their whole names."""
 
     products: tuple[Product, ...] = ()
@@ -283,8 +283,8 @@ class Stack:
 
     norm: the last one. embedding_scale: the factor of embeddings; embedding_norm: their norm, which heads that share
     the embedding do not apply. logit_scale: the factor of logits; logit_cap: logits l become
-    ``logit_cap * tanh(l / logit_cap)``. outside: of a head, parameters besides its layers'. whole: False for a head,
-    whose embedding, last norm and output matrix may be the target's: those that are not are in ``outside``.
+    ``logit_cap * tanh(l / logit_cap)``. extra: of a head, parameters besides its layers'. whole: False for a head,
+    whose embedding, last norm and output matrix may be the target's: those that are not are in ``extra``.
     """
 
     layers: tuple[Layer, ...]
@@ -293,7 +293,7 @@ class Stack:
     embedding_norm: NormKind | None = None
     logit_scale: float = 1.0
     logit_cap: float | None = None
-    outside: Outside = Outside()
+    extra: ExtraParameters = ExtraParameters()
     whole: bool = True
 
     @property
@@ -301,11 +301,11 @@ class Stack:
         """The embeddings that its layers have of their own: all do, or none."""
         return next((layer.embedding for layer in self.layers), None)
 
-    def parameters(self, hidden: int) -> Outside:
+    def parameters(self, hidden: int) -> ExtraParameters:
         """All that belong to no layer, besides embedding, last norm and output matrix."""
         if (own := self.embedding) is None:
-            return self.outside
-        return Outside((own.projection(hidden, len(self.layers)),), tuple(own.outside()))
+            return self.extra
+        return ExtraParameters((own.projection(hidden, len(self.layers)),), tuple(own.outside()))
 
     @property
     def attentions(self) -> tuple[Attention, ...]:
@@ -313,7 +313,7 @@ class Stack:
         return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, Attention))
 
     @property
-    def storing(self) -> int:
+    def num_kv_layers(self) -> int:
         """The number of layers up to the last that stores something of each row; after it no row reads another."""
         return max((number for number, layer in enumerate(self.layers, start=1) if layer.stores), default=0)
 
@@ -325,7 +325,7 @@ class Stack:
     @property
     def experts(self) -> Experts | None:
         """The experts of the first layer that has some; None if none has."""
-        return next((layer.inner for layer in self.layers if isinstance(layer.inner, Experts)), None)
+        return next((layer.feed_forward for layer in self.layers if isinstance(layer.feed_forward, Experts)), None)
 
     @classmethod
     def uniform(cls, layers: int, attention: Attention, inner: int, norm: NormKind) -> Stack:

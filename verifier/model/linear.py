@@ -14,15 +14,15 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from foresay.verifier.model.expert_offload import laid_out
+from foresay.verifier.model.expert_offload import lay_out_experts
 from foresay.verifier.ops.experts import expert_linear
 from foresay.verifier.ops.kernels.blocked import BlockedWeight
 from foresay.verifier.ops.kernels.cpu.integers import PackedIntegers
 from foresay.verifier.ops.kernels.cpu.linear import PackedFloats
-from foresay.verifier.ops.linear import PackedWeight, head_linear, packed_linear, unfinished_linear
+from foresay.verifier.ops.linear import PackedWeight, head_linear, packed_linear, split_k_linear
 from foresay.verifier.ops.quant_groups import GROUP
 from foresay.verifier.ops.quantized import QuantizedMatrix
-from foresay.verifier.ops.records import Gate, Sorted, SplitKSums
+from foresay.verifier.ops.records import ExpertRows, Gate, SplitKSums
 from foresay.verifier.ops.rows import take_columns
 
 #: A weight as in a checkpoint, [out, in].
@@ -34,11 +34,11 @@ class Linear:
 
     dtype, device: of input and output; dtype is the weight's unless given. gated: the activation applied to the
     product (:meth:`gated`). rounds: inputs are rounded to 8 bits if there are kernels for the weight
-    (:mod:`foresay.verifier.ops.linear`). experts: see :meth:`of_experts`. spills: the device, if that is a GPU without
+    (:mod:`foresay.verifier.ops.linear`). experts: see :meth:`per_expert`. spills: the device, if that is a GPU without
     room for all experts (:mod:`foresay.verifier.model.expert_offload`); then a weight of experts may be on the CPU.
     """
 
-    __slots__ = ("_packed", "_was", "device", "dtype", "in_features", "out_features")
+    __slots__ = ("_packed", "_permutation", "device", "dtype", "in_features", "out_features")
 
     def __init__(
         self,
@@ -55,25 +55,25 @@ class Linear:
             dtype or (weight.dtype if isinstance(weight, Tensor) else torch.float32),
             spills or weight.device,
         )
-        self._was: Tensor | None = None  # the index in an input row for each of the weight's numbers
+        self._permutation: Tensor | None = None  # the index in an input row for each of the weight's numbers
         if isinstance(weight, QuantizedMatrix):
             weight, was = weight.side_by_side()
-            self._was = None if was is None else was.to(self.device)
+            self._permutation = None if was is None else was.to(self.device)
         self._packed = _packed(weight, bias, gated, self.dtype, rounds, experts, spills)
 
     @classmethod
-    def of(cls, packed: PackedWeight, was: Tensor | None, dtype: torch.dtype) -> Linear:
+    def from_packed(cls, packed: PackedWeight, permutation: Tensor | None, dtype: torch.dtype) -> Linear:
         """A layer on a CPU whose weight is already packed; see :attr:`packed`."""
         made = cls.__new__(cls)
         made.out_features, made.in_features = packed.outer, packed.inner
         made.dtype, made.device = dtype, torch.device("cpu")
-        made._packed, made._was = packed, was
+        made._packed, made._permutation = packed, permutation
         return made
 
     @property
     def packed(self) -> tuple[PackedWeight | BlockedWeight, Tensor | None]:
         """The packed weight, and the index in an input row for each of its numbers; None: the same."""
-        return self._packed, self._was
+        return self._packed, self._permutation
 
     @property
     def nbytes(self) -> int:
@@ -84,9 +84,9 @@ class Linear:
         """[R, in] -> [R, out], rounded. count: int64[1], of how many rows, read when it runs (on a CPU; None: all)."""
         return packed_linear(self._taken(x, count), self._packed, self.dtype, count)
 
-    def unfinished(self, x: Tensor, count: Tensor | None = None) -> Tensor | SplitKSums:
+    def split_k(self, x: Tensor, count: Tensor | None = None) -> Tensor | SplitKSums:
         """The same, possibly unfinished, for an op that can finish it."""
-        return unfinished_linear(self._taken(x, count), self._packed, self.dtype, count)
+        return split_k_linear(self._taken(x, count), self._packed, self.dtype, count)
 
     def wide(self, x: Tensor, count: Tensor | None = None) -> Tensor:
         """The same in fp32, not rounded."""
@@ -97,18 +97,18 @@ class Linear:
         ``relu(x) ** 2`` of all of it."""
         return packed_linear(self._taken(x, count), self._packed, self.dtype, count)
 
-    def of_experts(self, x: Tensor, rows: Sorted, dtype: torch.dtype | None = None) -> Tensor:
+    def per_expert(self, x: Tensor, rows: ExpertRows, dtype: torch.dtype | None = None) -> Tensor:
         """[P, in] -> [P, out / experts], possibly gated: each row times the weight of its expert; the experts' weights
         are stacked (:func:`~foresay.verifier.ops.experts.expert_linear`). dtype: of the output."""
         return expert_linear(self._taken(x, rows.spans[2:]), self._packed, dtype or self.dtype, rows)
 
-    def of_heads(self, x: Tensor, count: Tensor | None = None) -> Tensor:
+    def per_head(self, x: Tensor, count: Tensor | None = None) -> Tensor:
         """[R, heads * in] -> [R, out]: of each head with its own part of the weight, as of experts."""
-        assert self._was is None, "columns of a head's matrix are in order"
+        assert self._permutation is None, "columns of a head's matrix are in order"
         return head_linear(x, self._packed, self.dtype, count)
 
     def _taken(self, x: Tensor, count: Tensor | None) -> Tensor:
-        return x if self._was is None else take_columns(x, self._was, count)
+        return x if self._permutation is None else take_columns(x, self._permutation, count)
 
 
 def _packed(
@@ -121,23 +121,23 @@ def _packed(
     spills: torch.device | None,
 ) -> PackedWeight | BlockedWeight:
     if isinstance(weight, Tensor) and weight.requires_grad:
-        return cast("PackedWeight", LearningWeight(weight, bias, gated))
+        return cast("PackedWeight", TrainableWeight(weight, bias, gated))
     if isinstance(weight, QuantizedMatrix):
         kept = replace(weight, scales=_kept(weight.scales, torch.float32))
         if spills is not None and experts:
-            return laid_out(kept, bias, gated, experts, spills)
+            return lay_out_experts(kept, bias, gated, experts, spills)
         if weight.device.type != "cpu":
-            return BlockedWeight.of(kept, bias, gated, experts)
-        return PackedIntegers.of(kept, bias, gated, compute, rounds and can_round(weight), experts)
+            return BlockedWeight.pack(kept, bias, gated, experts)
+        return PackedIntegers.pack(kept, bias, gated, compute, rounds and can_round(weight), experts)
     if spills is not None and experts:
-        return laid_out(weight.to(compute), bias, gated, experts, spills)
+        return lay_out_experts(weight.to(compute), bias, gated, experts, spills)
     if weight.device.type != "cpu":
-        return BlockedWeight.of(weight.to(compute), bias, gated, experts)
-    return PackedFloats.of(_kept(weight, compute), bias, gated, experts)
+        return BlockedWeight.pack(weight.to(compute), bias, gated, experts)
+    return PackedFloats.pack(_kept(weight, compute), bias, gated, experts)
 
 
 @dataclass(slots=True)
-class LearningWeight:
+class TrainableWeight:
     """A weight in training, which is not packed: products with it are by reference."""
 
     weight: Tensor

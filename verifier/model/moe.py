@@ -37,7 +37,7 @@ class PackedExperts:
         return self.router.out_features > self.routing.experts
 
     @classmethod
-    def of(
+    def pack(
         cls,
         node: Experts,
         vectors: Mapping[str, Tensor],
@@ -51,7 +51,7 @@ class PackedExperts:
         if node.shared_gate is not None:
             rows.append(vectors[f"{node.shared_gate}.weight"])
             bias = None if bias is None else torch.cat((bias, bias.new_zeros(1)))
-        kind = node.count, node.chosen, how.sigmoid, how.groups, how.normalised, how.scale
+        kind = node.count, node.top_k, how.sigmoid, how.groups, how.norm_topk, how.scale
         correction, factors = (None if name is None else vectors[name] for name in (how.correction, how.factors))
         reads = None if how.scaled is None else Norm(vectors[how.scaled] * (1 / math.sqrt(rows[0].shape[1])), eps)
         whole, left = torch.cat(rows), None
@@ -64,19 +64,19 @@ class PackedExperts:
 
 
 @dataclass(slots=True)
-class PackedBeside:
+class PackedDenseMLP:
     """An MLP that stands beside a layer's experts: its products, and the norm of its output; and those of the input
     and of the output of the experts."""
 
-    dense: tuple[Linear, Linear]
+    products: tuple[Linear, Linear]
     after_dense: Norm
     before_experts: Norm
     after_experts: Norm
 
     @classmethod
-    def of(
+    def pack(
         cls, layer: Layer, linear: Callable[..., Linear], around: Callable[[str | None], Norm | None]
-    ) -> PackedBeside:
+    ) -> PackedDenseMLP:
         """linear, around: pack a product and a norm of the layer."""
         assert isinstance(layer.mlp, MLP), "experts stand beside it"
         names = layer.norms.after_dense, layer.norms.before_experts, layer.norms.after_experts

@@ -82,7 +82,7 @@ def mtp_layer(model: ModelConfig) -> Layer | None:
     before and after."""
     layer = next((each for each in reversed(model.stack.layers) if isinstance(each.mixer, Attention)), None)
     plain = model.stack.embedding_scale == 1.0 and model.stack.embedding_norm is None
-    if layer is None or layer.norms != BEFORE or layer.parallel or layer.share != 1.0 or layer.norm.centred:
+    if layer is None or layer.norms != BEFORE or layer.parallel or layer.residual_mul != 1.0 or layer.norm.centred:
         return None
     return layer if plain and not layer.attention.sinks else None
 

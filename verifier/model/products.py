@@ -46,7 +46,7 @@ class Stacked:
 class Product:
     """A fused product of a layer. name: see above. rows: of each of its modules in files, in stacking order. inner:
     width of its input. bias: whether each module has one. experts: how many experts have one each, of which a row uses
-    ``chosen``; 0: there is one for all rows. stacked: what files may have instead of the modules' tensors.
+    ``top_k``; 0: there is one for all rows. stacked: what files may have instead of the modules' tensors.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Product:
     inner: int
     bias: bool = False
     experts: int = 0
-    chosen: int = 0
+    top_k: int = 0
     stacked: tuple[Stacked, ...] = ()
 
     @property

@@ -81,7 +81,7 @@ class Scheme:
             1,
         )
 
-    def fitting(self, inner: int) -> Scheme | None:
+    def for_width(self, inner: int) -> Scheme | None:
         """The scheme for rows of ``inner`` numbers; None if the matrix stays float. Raises ValueError for a stored
         scheme that does not fit.
         """
@@ -134,7 +134,7 @@ class Quantization:
     named: Mapping[str, Scheme] = field(default_factory=dict, hash=False)
 
     @classmethod
-    def made(cls, how: str) -> Quantization:
+    def from_name(cls, how: str) -> Quantization:
         """By ``--quantize``: ``int8``, ``int4`` or ``fp8``. With int4 the output head is int8."""
         int8, int4 = Scheme(8, None, True, Format.MADE), Scheme(4, _GROUPS[0], True, Format.MADE)
         if how == "int4":
@@ -142,7 +142,7 @@ class Quantization:
         return cls(Format.MADE, (("Linear", replace(int8, floats=how == "fp8")),))
 
     @property
-    def is_made(self) -> bool:
+    def is_on_the_fly(self) -> bool:
         """Whether the files hold floats."""
         return self.method == Format.MADE
 
@@ -156,10 +156,10 @@ class Quantization:
             if any(_matches(module, each) for each in self.ignore):
                 return None
             if module in self.named:
-                return self.named[module].fitting(inner)
+                return self.named[module].for_width(inner)
             rules = sorted(self.rules, key=_rank)
             found = [scheme for target, scheme in rules if own in target and _matches(module, target)]
-            return found[0].fitting(inner) if found else None
+            return found[0].for_width(inner) if found else None
         except ValueError as error:
             raise ConfigError(f"{module}: quantised weights ({self.method}): {error}") from error
 

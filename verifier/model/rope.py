@@ -72,7 +72,7 @@ class RopeTable:
         return Rotation(cos.unsqueeze(1), signed_sin.unsqueeze(1), factor)
 
 
-def pairs_apart(rope: RopeConfig, head_dim: int) -> Tensor | None:
+def half_split_order(rope: RopeConfig, head_dim: int) -> Tensor | None:
     """int64[D]: a permutation of a head's numbers after which those that are rotated together are half a head apart, so
     that a head is rotated as a whole. None if they already are."""
     rotated = rope.rotated(head_dim)

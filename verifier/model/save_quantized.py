@@ -34,8 +34,8 @@ from foresay.verifier.model.weights import (
     allocate,
     check,
     destinations,
-    idle_tensors,
     stacked,
+    unused_tensors,
 )
 from foresay.verifier.ops.quantized import QuantizedMatrix, packed
 
@@ -48,7 +48,7 @@ def write(directory: Path, config: ModelConfig, out: Path, progress: Progress) -
 
     Raises WeightsError if its files do not fit its configuration.
     """
-    checkpoint = Checkpoint.open(directory).without(idle_tensors(config))
+    checkpoint = Checkpoint.open(directory).without(unused_tensors(config))
     check(checkpoint, config)
     out.mkdir(parents=True, exist_ok=True)
     weights = allocate(config, torch.bfloat16, "meta")

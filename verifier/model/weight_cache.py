@@ -96,7 +96,7 @@ class _Linear(msgspec.Struct, omit_defaults=True):
 def key_of(directory: Path, config: ModelConfig, *how: object) -> str:
     """The name of a model's packed weights. how: further options of packing. Raises a loader's error or OSError if its
     files are not all there."""
-    files = [kernel_cache.seen(path) for path in files_of(directory)]
+    files = [kernel_cache.file_id(path) for path in files_of(directory)]
     if () in files:
         raise FileNotFoundError(f"{directory}: weights are missing")
     return kernel_cache.key_of(
@@ -107,7 +107,7 @@ def key_of(directory: Path, config: ModelConfig, *how: object) -> str:
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def find(key: str) -> Packed | None:
+def load(key: str) -> Packed | None:
     """Map what is stored under this name; None if there is nothing, or nothing usable, which is removed."""
     try:
         path = folder() / key
@@ -153,7 +153,7 @@ def _made(tensors: Sequence[Tensor], kind: type, value: Any) -> Any:
     found = msgspec.convert(value, _Linear, dec_hook=partial(_made, tensors))
     packed = found.floats or found.integers
     assert packed is not None, "a weight is one or the other"
-    return Linear.of(packed, found.was, _dtype(found.dtype))
+    return Linear.from_packed(packed, found.was, _dtype(found.dtype))
 
 
 def _digest(memory: mmap.mmap, header: int) -> bytes:
@@ -188,25 +188,25 @@ def _filled(size: int, whole: int) -> int:
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
-def keep_soon(these: Sequence[tuple[str, Packed]]) -> None:
+def save_later(these: Sequence[tuple[str, Packed]]) -> None:
     """Write them in a thread of lowest priority. A process that ends waits for it, unless it calls
-    :func:`leave_off`."""
+    :func:`cancel_saves`."""
 
     def run() -> None:
         with suppress(OSError):  # niceness is per thread on Linux
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
         for key, packed in these:
-            keep(key, packed)
+            save(key, packed)
 
     threading.Thread(target=run, name="packed weights").start()
 
 
-def leave_off() -> None:
+def cancel_saves() -> None:
     """The process ends now: what is not written yet is written by a later start."""
     _ending.set()
 
 
-def keep(key: str, packed: Packed) -> None:
+def save(key: str, packed: Packed) -> None:
     """Write it, if it is large enough to be worth it and there is room. Failure to write is no error."""
     tensors: list[Tensor] = []
     packed = replace(packed, table=None)  # a mapped file's, which stays there
@@ -260,7 +260,7 @@ def _fill(file: BinaryIO, header: bytes, locations: Sequence[_Location], tensors
         file.seek(begin + location.start)
         file.write(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
     file.flush()
-    huge_pages.read_anew(file.fileno())
+    huge_pages.remap(file.fileno())
     with huge_pages.mapped(file.fileno()) as memory:
         digest = _digest(memory, end)
     file.seek(0)

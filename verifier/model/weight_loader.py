@@ -26,14 +26,14 @@ from foresay.verifier.ops.quantized import E8M0, FP8, QuantizedMatrix
 _EIGHT, _AWQ_ORDER = 8, (0, 4, 1, 5, 2, 6, 3, 7)
 
 
-class Misfit(ValueError):
+class Mismatch(ValueError):
     """The numbers of a tensor are not supported."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSlot:
     """A tensor in the files. kinds: the types that it may have. put: called with it, or with the matrix for one of
-    GGUF; raises :class:`Misfit`."""
+    GGUF; raises :class:`Mismatch`."""
 
     shape: tuple[int, ...]
     kinds: tuple[str, ...]
@@ -71,7 +71,7 @@ def put(into: Matrix, found: Matrix) -> Tensor | None:
 
 def _check_scales(scales: Tensor) -> None:
     if scales.dtype is FP8 and (scales.view(torch.uint8) & 127 == 127).any():
-        raise Misfit("has scales that are NaN (bytes 0x7f or 0xff)")
+        raise Mismatch("has scales that are NaN (bytes 0x7f or 0xff)")
 
 
 def stack_slot(how: Stacked, turns: Sequence[Sequence[Matrix]]) -> TensorSlot:
@@ -195,16 +195,16 @@ _LARGEST = 6.0 * 448.0
 
 def _put_step(steps: Tensor, divides: bool, found: Tensor) -> None:
     if not found.isfinite().all() or not (found > 0).all():
-        raise Misfit(f"is {found.item()}, which is not a positive number")
+        raise Mismatch(f"is {found.item()}, which is not a positive number")
     step = 1 / found if divides else found
     if not (_LARGEST * step).isfinite().all():
-        raise Misfit(f"is {found.item()}, with which weights may be infinite")
+        raise Mismatch(f"is {found.item()}, with which weights may be infinite")
     steps.copy_(step)
 
 
 def _check_shape(expected: tuple[int, int], found: Tensor) -> None:
     if tuple(found.tolist()) != expected:
-        raise Misfit(f"says {found.tolist()}, expected {list(expected)}")
+        raise Mismatch(f"says {found.tolist()}, expected {list(expected)}")
 
 
 def _eight_bits(into: QuantizedMatrix, scheme: Scheme) -> _Parts:
@@ -225,7 +225,7 @@ def _spread(scales: Tensor, scheme: Scheme) -> TensorSlot:
 
 def _put_floats(into: QuantizedMatrix, found: Tensor) -> None:
     if (found.view(torch.uint8) & 127 == 127).any():
-        raise Misfit("has numbers that are NaN")
+        raise Mismatch("has numbers that are NaN")
     into.put(found)
 
 
@@ -251,7 +251,7 @@ def _in_words(into: QuantizedMatrix, scheme: Scheme) -> _Parts:
 
 def _check_order(group: int, found: Tensor) -> None:
     if not torch.equal(found, (torch.arange(len(found)) // group).to(found.dtype)):
-        raise Misfit(
+        raise Mismatch(
             "has its groups in a different order than the numbers, although config.json does not say so (desc_act)"
         )
 
@@ -260,9 +260,9 @@ def _put_order(into: QuantizedMatrix, order: Tensor, found: Tensor) -> None:
     """order: of all fused matrices, -1 until one of them has been read."""
     groups, found = into.inner // into.group, found.to(order)
     if found.min() < 0 or not (found.bincount(minlength=groups) == into.group).all():
-        raise Misfit(f"does not give each of {groups} groups {into.group} numbers")
+        raise Mismatch(f"does not give each of {groups} groups {into.group} numbers")
     if order[0] >= 0 and not torch.equal(order, found):
-        raise Misfit("has a different order of groups than the matrices it is multiplied with (q, k, v; gate, up)")
+        raise Mismatch("has a different order of groups than the matrices it is multiplied with (q, k, v; gate, up)")
     order.copy_(found)
 
 
@@ -276,7 +276,7 @@ def _put_zeros(into: QuantizedMatrix, zeros: Tensor) -> None:
     if into.zeros is not None:
         into.zeros.copy_(zeros)
     elif zeros.any():
-        raise Misfit("has zero points other than the middle, although config.json calls the weights symmetric")
+        raise Mismatch("has zero points other than the middle, although config.json calls the weights symmetric")
 
 
 def _numbers(words: Tensor, bits: int) -> Tensor:

@@ -34,7 +34,7 @@ from foresay.verifier.model.portable_math import exp
 from foresay.verifier.model.products import Product, Stacked, Vector
 from foresay.verifier.model.quantization import HEAD, Format, Scheme
 from foresay.verifier.model.recurrences import DECAYS
-from foresay.verifier.model.weight_loader import Misfit, TensorSlot, WeightAllocator, put, stack_slots, stored
+from foresay.verifier.model.weight_loader import Mismatch, TensorSlot, WeightAllocator, put, stack_slots, stored
 from foresay.verifier.ops.kernels.cpu import huge_pages
 from foresay.verifier.ops.quantized import QuantizedMatrix
 
@@ -93,7 +93,7 @@ def load(
     Raises WeightsError, which names tensor and file, unless every tensor that the configuration needs is there exactly
     once with the right shape, and no unknown ones are.
     """
-    checkpoint = Checkpoint.open(Path(directory)).without(idle_tensors(config))
+    checkpoint = Checkpoint.open(Path(directory)).without(unused_tensors(config))
     weights = allocate(config, dtype, device, _of_matrices(checkpoint, dtype, torch.device(device)), away)
     fitting = _fitting(checkpoint, config, weights)
     _read(checkpoint, fitting, progress or (lambda share: None), fp16=dtype is torch.float16)
@@ -128,7 +128,7 @@ def _placed(table: Matrix, dtype: torch.dtype, device: torch.device, where: Wher
         return table
     if where == "here":
         return table.to(device, dtype)
-    room = expert_offload.locked(table.numel() * dtype.itemsize).view(dtype).view(table.shape)
+    room = expert_offload.page_locked(table.numel() * dtype.itemsize).view(dtype).view(table.shape)
     return room.copy_(table)
 
 
@@ -161,7 +161,7 @@ def _of_matrices(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.devic
 
 def check(checkpoint: Checkpoint, config: ModelConfig) -> None:
     """Raise the WeightsError that :func:`load` would raise, from the headers only; no weight is read."""
-    _fitting(checkpoint.without(idle_tensors(config)), config, allocate(config, torch.bfloat16, "meta"))
+    _fitting(checkpoint.without(unused_tensors(config)), config, allocate(config, torch.bfloat16, "meta"))
 
 
 def slots(config: ModelConfig, weights: ModelWeights, there: Container[str]) -> dict[str, TensorSlot]:
@@ -200,10 +200,10 @@ def _hold(weights: ModelWeights, table: Tensor) -> Tensor | None:
     return None
 
 
-def idle_tensors(config: ModelConfig) -> tuple[str, ...]:
+def unused_tensors(config: ModelConfig) -> tuple[str, ...]:
     """The beginnings of the names of tensors that files may have, and that nothing reads."""
     inside = ((number, layer.mixer) for number, layer in enumerate(config.stack.layers))
-    found = ((number, own.idle) for number, own in inside if isinstance(own, Attention))
+    found = ((number, own.unused) for number, own in inside if isinstance(own, Attention))
     return tuple(f"model.layers.{number}.{module}." for number, modules in found for module in modules)
 
 
@@ -331,7 +331,7 @@ def _read(checkpoint: Checkpoint, destinations: dict[str, TensorSlot], progress:
 def _put(into: TensorSlot, tensor: Matrix, name: str, fp16: bool) -> None:
     try:
         found = into.put(tensor)
-    except Misfit as error:
+    except Mismatch as error:
         raise WeightsError(f"{name} {error}") from error
     if fp16 and isinstance(found, Tensor) and not found.isfinite().all():
         raise WeightsError(f"{name} does not fit float16; load it as bfloat16 or float32")

@@ -15,15 +15,15 @@ from torch import Tensor
 
 from foresay.kvpaging.store import LARGEST, dequantized, store_rows
 from foresay.verifier.ops.eager import op
-from foresay.verifier.ops.launch import as_read, as_stored, launch, new, on_triton, row_of
+from foresay.verifier.ops.launch import as_read, as_stored, empty, launch, on_triton, row_of
 from foresay.verifier.ops.records import (
     AttentionMetadata,
     AttentionPlan,
-    HeadNorms,
+    FusedRope,
     Norm,
+    QKNorms,
     Rotation,
     SplitKSums,
-    Unrotated,
 )
 from foresay.verifier.ops.rows import norm
 
@@ -45,7 +45,7 @@ def plan_attention(paged: AttentionMetadata, rows: int, count: Tensor | None = N
 
 @op(gpu="tree_attention", cpu="attention")
 def tree_attention(
-    query: Tensor | Unrotated,
+    query: Tensor | FusedRope,
     keys: Tensor,
     values: Tensor,
     rows: AttentionMetadata,
@@ -86,7 +86,7 @@ def tree_attention(
     return out
 
 
-def rotated(query: Tensor | Unrotated, layer: tuple[Tensor, Tensor, Tensor | None]) -> Tensor:
+def rotated(query: Tensor | FusedRope, layer: tuple[Tensor, Tensor, Tensor | None]) -> Tensor:
     """The queries; what is not stored yet is."""
     return query if isinstance(query, Tensor) else rotate_and_store(query.product, query.rotation, layer, query.slots)
 
@@ -148,7 +148,7 @@ def rotate_and_store(
     rotation: Rotation,
     layer: tuple[Tensor, Tensor, Tensor | None],
     slots: Tensor,
-    norms: HeadNorms | None = None,
+    norms: QKNorms | None = None,
     count: Tensor | None = None,
     alike: bool = False,
 ) -> Tensor:
@@ -164,7 +164,7 @@ def rotate_and_store(
     """
     cos, signed_sin, factor = rotation
     if isinstance(qkv, SplitKSums):
-        qkv = qkv.finished(cos.dtype)
+        qkv = qkv.reduce(cos.dtype)
     groups, dim = layer[0].shape[-2:]
     heads = qkv.view(len(qkv), -1, dim)
     turning, value = heads if alike else heads[:, :-groups], heads[:, -groups:]
@@ -183,12 +183,12 @@ def rotate_and_store(
 
 @op()
 def rotate_queries(
-    product: Tensor | SplitKSums, rotation: Rotation, norms: HeadNorms | None = None, count: Tensor | None = None
+    product: Tensor | SplitKSums, rotation: Rotation, norms: QKNorms | None = None, count: Tensor | None = None
 ) -> Tensor:
     """As :func:`rotate_and_store`, of rows that have only queries. product: [R, Q * D]."""
     cos, signed_sin, factor = rotation
     if isinstance(product, SplitKSums):
-        product = product.finished(cos.dtype)
+        product = product.reduce(cos.dtype)
     query = product.view(len(product), -1, cos.shape[-1])
     if norms is not None and not norms.after:
         query = _normed_queries(query, norms)
@@ -198,12 +198,12 @@ def rotate_queries(
     return query if factor is None else query * factor[:, None, None]
 
 
-def _normed_queries(query: Tensor, norms: HeadNorms) -> Tensor:
+def _normed_queries(query: Tensor, norms: QKNorms) -> Tensor:
     normed = norm(query.flatten(1) if norms.whole else query, Norm(norms.query, norms.eps))
     return normed.view_as(query)
 
 
-def _normed(heads: Tensor, groups: int, norms: HeadNorms) -> Tensor:
+def _normed(heads: Tensor, groups: int, norms: QKNorms) -> Tensor:
     """Normalise heads of queries, followed by ``groups`` keys, [R, Q + G, D]."""
     query, key = heads[:, :-groups], heads[:, -groups:]
     if norms.whole:
@@ -251,7 +251,7 @@ def _rotate_and_store(
     rotation: Rotation,
     layer: tuple[Tensor, Tensor, Tensor | None],
     slots: Tensor,
-    norms: HeadNorms | None = None,
+    norms: QKNorms | None = None,
     count: Tensor | None = None,
     alike: bool = False,
 ) -> Tensor:
@@ -260,7 +260,7 @@ def _rotate_and_store(
 
 @rotate_queries.kernel
 def _rotate_queries(
-    product: Tensor | SplitKSums, rotation: Rotation, norms: HeadNorms | None = None, count: Tensor | None = None
+    product: Tensor | SplitKSums, rotation: Rotation, norms: QKNorms | None = None, count: Tensor | None = None
 ) -> Tensor:
     return _rotate(product, rotation, norms, count)
 
@@ -268,7 +268,7 @@ def _rotate_queries(
 def _rotate(
     qkv: Tensor | SplitKSums,
     rotation: Rotation,
-    norms: HeadNorms | None,
+    norms: QKNorms | None,
     count: Tensor | None,
     layer: tuple[Tensor, Tensor, Tensor | None] | None = None,
     slots: Tensor | None = None,
@@ -284,7 +284,7 @@ def _rotate(
     if norms is not None and norms.whole and not on_triton(product):
         together = heads  # so that their statistics are computed once
     heads += groups if alike else 0
-    query = new((rows, heads - 2 * groups, dim), cos)
+    query = empty((rows, heads - 2 * groups, dim), cos)
     read = (product, bias, cos, signed_sin, product if factor is None else factor)
     weights = (product, product) if norms is None else (norms.query, norms.key)
     stored = *as_stored(keys, values, scales), product if slots is None else slots

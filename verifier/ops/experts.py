@@ -18,9 +18,9 @@ from torch import Tensor
 
 from foresay.verifier.ops.eager import compiled, op
 from foresay.verifier.ops.kernels.blocked import BlockedWeight
-from foresay.verifier.ops.launch import launch, new, on_triton, padded
+from foresay.verifier.ops.launch import empty, launch, on_triton, padded
 from foresay.verifier.ops.linear import PackedWeight, finish
-from foresay.verifier.ops.records import TILE, Routing, Sorted, SplitKSums, turns_of
+from foresay.verifier.ops.records import TILE, ExpertRows, Routing, SplitKSums, gate_parts
 
 #: Columns of a row that are added up by a program.
 _COLUMNS = 256
@@ -28,7 +28,7 @@ _COLUMNS = 256
 
 def places_of(rows: int, how: Routing) -> int:
     """P: places for the copies of ``rows`` rows."""
-    return rows * how.chosen + min(how.experts, rows * how.chosen) * (TILE - 1)
+    return rows * how.top_k + min(how.experts, rows * how.top_k) * (TILE - 1)
 
 
 @op()
@@ -56,9 +56,9 @@ def route(
         kept = whole.topk(1 + how.sigmoid, 2).values.sum(2).sort(dim=1, descending=True, stable=True).indices[:, :best]
         aside = torch.ones(len(own), groups, dtype=torch.bool).scatter_(1, kept, False)
         ranked = whole.masked_fill(aside.unsqueeze(2), -torch.inf).flatten(1)
-    chosen = ranked.sort(dim=1, descending=True, stable=True).indices[:, : how.chosen].sort(1).values
+    chosen = ranked.sort(dim=1, descending=True, stable=True).indices[:, : how.top_k].sort(1).values
     weights = scores.gather(1, chosen)
-    if how.normalised:
+    if how.norm_topk:
         weights = weights / (weights.sum(1, keepdim=True) + (1e-20 if how.sigmoid else 0.0))
     weights = weights * how.scale if factors is None else weights * how.scale * factors[chosen]
     chosen = chosen if slots is None else chosen.masked_fill((slots == 0).unsqueeze(1), -1)
@@ -75,13 +75,13 @@ def _route(
     factors: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     (rows, width), (groups, best), on_gpu = logits.shape, how.groups, on_triton(logits)
-    chosen, weights = new((rows, how.chosen), logits, torch.int32), new((rows, how.chosen), logits)
+    chosen, weights = empty((rows, how.top_k), logits, torch.int32), empty((rows, how.top_k), logits)
     given = (logits if one is None else one for one in (correction, slots if on_gpu else None, factors))
     sizes = groups, how.experts // groups
     launch(
         "experts.route_rows", (rows,), (logits, *given, chosen, weights, how.scale),
-        {"WIDTH": width, "EXPERTS": how.experts, "CHOSEN": how.chosen, "SIGMOID": how.sigmoid,
-         "CORRECTED": correction is not None, "NORMALISED": how.normalised, "PADDED": on_gpu and slots is not None,
+        {"WIDTH": width, "EXPERTS": how.experts, "CHOSEN": how.top_k, "SIGMOID": how.sigmoid,
+         "CORRECTED": correction is not None, "NORMALISED": how.norm_topk, "PADDED": on_gpu and slots is not None,
          "WEIGHTED": factors is not None, "GROUPS": groups, "BEST": best}
         | dict(zip(("ROWS", "BLOCK"), map(padded, sizes) if on_gpu else sizes, strict=True)),
         count, rows=True, num_warps=1, enable_fp_fusion=False,
@@ -90,7 +90,7 @@ def _route(
 
 
 @op(gpu="experts", cpu="experts")
-def sort_rows(x: Tensor, chosen: Tensor, how: Routing, count: Tensor | None = None) -> tuple[Tensor, Sorted]:
+def sort_rows(x: Tensor, chosen: Tensor, how: Routing, count: Tensor | None = None) -> tuple[Tensor, ExpertRows]:
     """The rows, and their places by expert, in the order of the rows; a CPU copies the rows there, [P, K], perhaps with
     gaps between two experts.
 
@@ -103,10 +103,10 @@ def sort_rows(x: Tensor, chosen: Tensor, how: Routing, count: Tensor | None = No
         for part in (pairs == expert).nonzero().flatten().split(height):
             order[at, : len(part)], owners[at], at = part.int(), expert, at + 1
     places = torch.arange(chosen.numel(), dtype=torch.int32).view_as(chosen).masked_fill(chosen < 0, -1)
-    return x, Sorted(places, torch.tensor([len(woken)]), order, owners)
+    return x, ExpertRows(places, torch.tensor([len(woken)]), order, owners)
 
 
-def expert_linear(x: Tensor, weight: PackedWeight | BlockedWeight, dtype: torch.dtype, rows: Sorted) -> Tensor:
+def expert_linear(x: Tensor, weight: PackedWeight | BlockedWeight, dtype: torch.dtype, rows: ExpertRows) -> Tensor:
     """Each place's row times the weight of its expert, [P, O] (or [P, O / 2] of halves): it has the bits that
     :func:`~foresay.verifier.ops.linear.packed_linear` gives it with only that expert's weight.
 
@@ -120,12 +120,12 @@ def expert_linear(x: Tensor, weight: PackedWeight | BlockedWeight, dtype: torch.
             return kernels.expert_linear(x, weight, dtype, rows)
     elif compiled(x):
         return weight.product(x, dtype, rows.spans)
-    assert rows.order is not None and rows.owners is not None, "they were sorted by the reference"
-    pairs = rows.places.numel()
+    assert rows.sorted_ids is not None and rows.expert_ids is not None, "they were sorted by the reference"
+    pairs = rows.positions.numel()
     expert = x.new_zeros(pairs + 1, dtype=torch.int64)
-    expert[rows.order.long()] = rows.owners.clamp_min(0).long().unsqueeze(1).expand_as(rows.order)
+    expert[rows.sorted_ids.long()] = rows.expert_ids.clamp_min(0).long().unsqueeze(1).expand_as(rows.sorted_ids)
     row = torch.arange(pairs) // (pairs // len(x))
-    whole = _of_all(x, weight).unflatten(1, (turns_of(weight.gated), weight.experts, -1))
+    whole = _of_all(x, weight).unflatten(1, (gate_parts(weight.gated), weight.experts, -1))
     sums = whole[row, :, expert[:pairs]].flatten(1)
     return finish(SplitKSums(sums.unsqueeze(0), None), dtype, weight.gated)
 
@@ -173,7 +173,7 @@ def _mixed(
     count: Tensor | None = None,
 ) -> Tensor:
     (rows, each), width = places.shape, parts.shape[1]
-    out, others = new((rows, width), parts, dtype), (parts if one is None else one for one in (shared, gate))
+    out, others = empty((rows, width), parts, dtype), (parts if one is None else one for one in (shared, gate))
     constants = {"WIDTH": width, "CHOSEN": each, "SHARED": shared is not None, "PADDED": on_triton(parts)}
     launch(
         "experts.mix_rows", (rows, -(-width // _COLUMNS)), (parts, weights, places, *others, out),

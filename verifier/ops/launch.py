@@ -16,7 +16,7 @@ from torch import Tensor
 from foresay.verifier.ops.eager import INTERPRETED
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.language import Language
-from foresay.verifier.ops.kernels.cpu.launch import Compiled, counted, room
+from foresay.verifier.ops.kernels.cpu.launch import Compiled, arena, counted
 from foresay.verifier.ops.kernels.cpu.values import OF_TORCH
 from foresay.verifier.ops.records import Norm, SplitKSums
 
@@ -26,10 +26,10 @@ def on_triton(x: Tensor) -> bool:
     return INTERPRETED or x.device.type != "cpu"
 
 
-def new(shape: Sequence[int], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+def empty(shape: Sequence[int], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """An empty tensor for a kernel's output, on the device of another one, and of its dtype unless given."""
     dtype = dtype or like.dtype
-    return like.new_empty(tuple(shape), dtype=dtype) if on_triton(like) else room(shape, dtype)
+    return like.new_empty(tuple(shape), dtype=dtype) if on_triton(like) else arena(shape, dtype)
 
 
 def launch(
@@ -53,7 +53,7 @@ def launch(
         return
     if on_triton(tensors[0]):
         pdl = import_module("foresay.verifier.ops.kernels.pdl")
-        _body(kernel)[grid](*arguments, **constants, **of_gpu, **pdl.chained())
+        _body(kernel)[grid](*arguments, **constants, **of_gpu, **pdl.pdl_args())
         return
     kinds = tuple(one.dtype if isinstance(one, Tensor) else int if isinstance(one, int) else one for one in arguments)
     made = _written(kernel, grid[1:], kinds, tuple(constants.items()), rows)
@@ -84,7 +84,7 @@ def _written(
                 given.append(tl.pointer(name, k.pointer(index), OF_TORCH[kind]))
             else:
                 given.append(tl.number(k.number(index)) if kind is int else kind)
-        tl.run(body, *given, **dict(constants), CHAINED=False)
+        tl.run(body, *given, **dict(constants), USE_GDC=False)
     return k
 
 

@@ -61,7 +61,7 @@ class PackedWeight(Protocol):
     def rows_apart(self) -> bool:
         """Whether rows of this layout can be taken and replaced."""
 
-    def only(self, rows: Tensor) -> Self:
+    def select_rows(self, rows: Tensor) -> Self:
         """Only these rows, int64[N], copied; of a weight without gate, bias and experts."""
 
     def replace(self, rows: Tensor, other: Self, numbers: Tensor) -> None:
@@ -77,7 +77,7 @@ class PackedWeight(Protocol):
         """[O]: the bias as it was."""
 
     def product(self, x: Tensor, dtype: torch.dtype, count: Tensor | None, heads: int = 0) -> Tensor:
-        """As :func:`unfinished_linear`, by compiled kernels; or as :func:`head_linear`, with so many heads."""
+        """As :func:`split_k_linear`, by compiled kernels; or as :func:`head_linear`, with so many heads."""
 
 
 def packed_linear(
@@ -89,7 +89,7 @@ def packed_linear(
     has the same bits with any number of rows. count: int64[1], the number of rows, read when it runs (by CPU kernels;
     None: all).
     """
-    made = unfinished_linear(x, weight, dtype, count, finished=True)
+    made = split_k_linear(x, weight, dtype, count, finished=True)
     return made if isinstance(made, Tensor) else finish(made, dtype, weight.gated)
 
 
@@ -110,7 +110,7 @@ def head_linear(
     return torch.einsum("rhk,hok->rho", x.unflatten(1, (heads, -1)), own).flatten(1).to(dtype)
 
 
-def unfinished_linear(
+def split_k_linear(
     x: Tensor,
     weight: PackedWeight | BlockedWeight,
     dtype: torch.dtype,
@@ -141,7 +141,7 @@ def unfinished_linear(
 @op(gpu="linear")
 def finish(product: SplitKSums, dtype: torch.dtype, gated: Gate = "") -> Tensor:
     """[R, O] of ``dtype``, or [R, O / 2] of halves."""
-    whole = product.finished(dtype)
+    whole = product.reduce(dtype)
     return _applied(whole, gated) if gated else whole
 
 

@@ -21,7 +21,7 @@ from foresay.spec.sampling import SamplingParams
 Gate = Literal["", "silu", "gelu", "relu2", "clamped"]
 
 
-def turns_of(gated: Gate) -> int:
+def gate_parts(gated: Gate) -> int:
     """How many outputs of a product become one number: two if one is the other's gate."""
     return 2 if gated in ("silu", "gelu", "clamped") else 1
 
@@ -38,7 +38,7 @@ class SplitKSums:
     bias: Tensor | None
     segments: int = 0
 
-    def finished(self, dtype: torch.dtype) -> Tensor:
+    def reduce(self, dtype: torch.dtype) -> Tensor:
         """[R, O]."""
         total = self.sums[0]
         for segment in self.sums[1:]:
@@ -75,7 +75,7 @@ class Rotation(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class HeadNorms:
+class QKNorms:
     """The norms of a layer's queries and keys.
 
     query, key: weights, [D] each; if ``whole`` [Q * D] and [G * D]: all heads of a row are normalised together. after:
@@ -98,20 +98,20 @@ class HeadNorms:
 class AttentionPlan:
     """The positions of a pass's rows, the slots of their keys, and the units of work.
 
-    positions, own: int64[R], the position and the slot of each row; padding's are 0. slots: int32[S, N], of all
+    positions, row_slots: int64[R], the position and the slot of each row; padding's are 0. slots: int32[S, N], of all
     positions of the texts. info, int32[R, 3]: a row's sequence, how many leading positions of that it attends to, nodes
-    of its path. paths: int32[R, 64], the slots of those. units, int32[.., 7]: first row, rows, first span, the span
-    after the last; spans of these rows, in all; the index of their parts, if they are several units, else -1; how many
-    groups of rows come before. number: int64[1], how many units there are.
+    of its path. paths: int32[R, 64], the slots of those. work_items, int32[.., 7]: first row, rows, first span, the
+    span after the last; spans of these rows, in all; the index of their parts, if they are several units, else -1; how
+    many groups of rows come before. num_items: int64[1], how many units there are.
     """
 
     positions: Tensor
-    own: Tensor
+    row_slots: Tensor
     slots: Tensor
     info: Tensor
     paths: Tensor
-    units: Tensor
-    number: Tensor
+    work_items: Tensor
+    num_items: Tensor
 
 
 @dataclass(slots=True)
@@ -127,7 +127,7 @@ class AttentionMetadata:
     is_prefill: int32[S], 1 for sequences whose rows are those of a text though there are words, for kernels of a CPU;
         None: no sequence's. sequences: int64[1], how many there are, read when it runs (of compiled kernels; None: S).
     plan: the result of :func:`foresay.verifier.ops.attention.plan_attention`; None: it was not called. tails: that of
-        :func:`foresay.verifier.ops.attention.tail_slots`. unrotated: whether attention may rotate its rows, which are
+        :func:`foresay.verifier.ops.attention.tail_slots`. fuse_rope: whether attention may rotate its rows, which are
         whole trees: node 0, 1, .. of each, so that no key of a path is stored yet.
     """
 
@@ -141,10 +141,10 @@ class AttentionMetadata:
     sequences: Tensor | None = None
     plan: AttentionPlan | None = None
     tails: Tensor | None = None
-    unrotated: bool = False
+    fuse_rope: bool = False
 
 
-class Unrotated(NamedTuple):
+class FusedRope(NamedTuple):
     """Queries that attention rotates, and keys and values that it stores in these slots, as
     :func:`foresay.verifier.ops.attention.rotate_and_store` does."""
 
@@ -155,13 +155,13 @@ class Unrotated(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """How ``chosen`` of the experts are chosen for a row: :class:`foresay.verifier.model.feed_forward.TopKRouter`."""
+    """How ``top_k`` of the experts are chosen for a row: :class:`foresay.verifier.model.feed_forward.TopKRouter`."""
 
     experts: int
-    chosen: int
+    top_k: int
     sigmoid: bool = False
     groups: tuple[int, int] = (1, 1)
-    normalised: bool = True
+    norm_topk: bool = True
     scale: float = 1.0
 
     def tiles(self, chosen: Tensor) -> tuple[int, int]:
@@ -184,20 +184,20 @@ SPANS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Sorted:
+class ExpertRows:
     """The positions of each expert's rows.
 
-    places: int32[R, k], of each row for each of its experts, in the order of these. spans: int64[..]: how many experts
-    have rows; and of compiled kernels of a CPU, whose positions are consecutive ones of copies: the total cost; the
-    position after the last; then for each with rows its number, its first position, the one after its last, and the
-    cost of those before it. Else a position is ``row * k + slot``, -1 of padding, and they are in tiles of N. order:
-    int32[T, N], the positions of a tile, R * k after the last. owners: int32[T], its expert; -1: it has none.
+    positions: int32[R, k], of each row for each of its experts, in the order of these. spans: int64[..]: how many
+    experts have rows; and of compiled kernels of a CPU, whose positions are consecutive ones of copies: the total cost;
+    the position after the last; then for each with rows its number, its first position, the one after its last, and the
+    cost of those before it. Else a position is ``row * k + slot``, -1 of padding, and they are in tiles of N.
+    sorted_ids: int32[T, N], the positions of a tile, R * k after the last. expert_ids: int32[T], its expert, or -1.
     """
 
-    places: Tensor
+    positions: Tensor
     spans: Tensor
-    order: Tensor | None = None
-    owners: Tensor | None = None
+    sorted_ids: Tensor | None = None
+    expert_ids: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,13 +231,13 @@ class DeltaWeights:
 class StateRows:
     """Which states the rows of a pass continue from, and where states of texts are saved.
 
-    paged: the same rows. pages: int32[S, 3], state pages: where each sequence's state is, and those of its two stops.
-    stops: int32[S, 2], after how many rows of a text; 0: nowhere. nodes: int32[S], the first of a text's rows that are
-    nodes, which write records; all rows of a tree do. count: int64[1], the number of rows, read when it runs (of
-    compiled kernels, which need it if there is padding; None: all).
+    metadata: the same rows. pages: int32[S, 3], state pages: where each sequence's state is, and those of its two
+    stops. stops: int32[S, 2], after how many rows of a text; 0: nowhere. nodes: int32[S], the first of a text's rows
+    that are nodes, which write records; all rows of a tree do. count: int64[1], the number of rows, read when it runs
+    (of compiled kernels, which need it if there is padding; None: all).
     """
 
-    paged: AttentionMetadata
+    metadata: AttentionMetadata
     pages: Tensor
     stops: Tensor
     nodes: Tensor
@@ -256,7 +256,7 @@ SAMPLING = {
 Numbers = NDArray[Any]
 _SIGNED, _MOST_OF_INT32 = 1 << 63, (1 << 31) - 1
 #: Below this temperature the sample is greedy, as in spec/sampling.py.
-COLDEST = 1e-30
+MIN_TEMPERATURE = 1e-30
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +275,7 @@ class RowSampling:
     positions: Tensor
 
     @classmethod
-    def of(
+    def from_params(
         cls,
         rows: Sequence[SamplingParams],
         seeds: Sequence[int],
@@ -289,7 +289,7 @@ class RowSampling:
             columns.write(row, sampling, seed, positions[row])
         return made.to(torch.device(device))
 
-    def of_row(self, n: int) -> SamplingParams:
+    def row_params(self, n: int) -> SamplingParams:
         """How one row is sampled."""
         temperature, top_p, min_p = (float(each[n]) for each in (self.temperature, self.top_p, self.min_p))
         return SamplingParams(temperature=temperature, top_k=int(self.top_k[n]), top_p=top_p, min_p=min_p)

@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from foresay.kvpaging.states import LANES, NODES, LayerStates
 from foresay.verifier.ops.eager import op
-from foresay.verifier.ops.launch import launch, new, on_triton, padded, warps
+from foresay.verifier.ops.launch import empty, launch, on_triton, padded, warps
 from foresay.verifier.ops.records import AttentionMetadata, DeltaWeights, StateRows
 
 #: Values of a program that remembers on a GPU, which is one warp: its sums are within it, without a barrier for each.
@@ -47,7 +47,7 @@ def gated_delta(
     of a store; states and tails are read where sequences continue, and written where they stop; records are written.
     The output of padding is undefined.
     """
-    paged, scan, (_, count_of, tiles, _, lanes) = rows.paged, weights.scan, layer.states.shape
+    paged, scan, (_, count_of, tiles, _, lanes) = rows.metadata, weights.scan, layer.states.shape
     heads = mixed.new_zeros(len(mixed), count_of, tiles * lanes)
 
     def step(row: int, window: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -90,7 +90,7 @@ def _gated_delta(
     keys = (channels - heads * width) // 2
     places, kinds = _places_of(rows)
     part = width if scan is None or on_triton(mixed) else math.gcd(heads * width, 512)
-    made, gains, out = (new((number, size), mixed) for size in (channels, 2 * heads, heads * width))
+    made, gains, out = (empty((number, size), mixed) for size in (channels, 2 * heads, heads * width))
     sizes = {"HEADS": heads, "KEYS": keys, "DIM": dim, "WIDTH": width, "SCANS": scan is not None}
     bias, skip, parts = (weights.taps, weights.decay, heads) if scan is None else (scan.bias, scan.skip, scan.parts)
     launch(
@@ -102,7 +102,7 @@ def _gated_delta(
         rows.count, rows=True, num_warps=1, enable_fp_fusion=False,
     )  # fmt: skip
     if on_triton(mixed):
-        paths, sequences = 1 if rows.paged.words is None else NODES, len(rows.pages)
+        paths, sequences = 1 if rows.metadata.words is None else NODES, len(rows.pages)
         by_rows = paths == NODES and number <= sequences * paths
         launch(
             "recurrence.remember_rows", (number if by_rows else sequences * paths, heads, width // VALUES),
@@ -113,7 +113,7 @@ def _gated_delta(
     else:
         kernels = import_module("foresay.verifier.ops.kernels.cpu.recurrence")
         kernels.remember(made, gains, skip, layer, rows, out, scan is not None)
-    done, shared = new(out.shape, out, dtype), heads * dim // keys if weights.tiled else 1
+    done, shared = empty(out.shape, out, dtype), heads * dim // keys if weights.tiled else 1
     width = heads * width // parts
     launch(
         "recurrence.finish_rows", (number, parts), (out, mixed, weights.norm, done, weights.eps),
@@ -143,7 +143,7 @@ def short_conv(
     def step(row: int, window: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return (window * taps).sum(0), window.new_empty(0), state
 
-    for begin, end, number in _sequences(rows.paged):
+    for begin, end, number in _sequences(rows.metadata):
         for row, out in enumerate(_outputs(let_in[begin:end], layer, rows, number, begin, step), begin):
             found[row] = out
     return (found * second).to(dtype)
@@ -152,7 +152,7 @@ def short_conv(
 @short_conv.kernel
 def _short_conv(mixed: Tensor, taps: Tensor, layer: LayerStates, rows: StateRows, dtype: torch.dtype) -> Tensor:
     (number, channels), (places, kinds) = taps.shape, _places_of(rows)
-    done, block = new((len(mixed), channels), mixed, dtype), min(padded(channels), 256)
+    done, block = empty((len(mixed), channels), mixed, dtype), min(padded(channels), 256)
     launch(
         "recurrence.short_rows", (len(mixed), -(-channels // block)),
         (mixed, taps, layer.tails, layer.rows, *places, done, len(rows.pages)),
@@ -164,7 +164,7 @@ def _short_conv(mixed: Tensor, taps: Tensor, layer: LayerStates, rows: StateRows
 
 def _places_of(rows: StateRows) -> tuple[tuple[Tensor, ...], dict[str, int | bool]]:
     """The rows as kernel arguments; missing ones are replaced by tensors that are not read."""
-    paged, count = rows.paged, len(rows.pages)
+    paged, count = rows.metadata, len(rows.pages)
     words = paged.offsets if paged.words is None else paged.words
     text = paged.offsets if paged.is_prefill is None else paged.is_prefill
     kinds = {"TREES": paged.words is not None, "TEXTS": paged.is_prefill is not None}
@@ -189,7 +189,7 @@ def _outputs(
 ) -> list[Tensor]:
     """The output of each row of one sequence. raws: [.., C], before the convolution. step: from a row, the rows of its
     convolution and the state before, returns its output, its record and the state."""
-    paged, found = rows.paged, list[Tensor]()
+    paged, found = rows.metadata, list[Tensor]()
     text = paged.words is None or (paged.is_prefill is not None and bool(paged.is_prefill[number]))
     source, *targets = rows.pages[number].tolist()
     first = layer.states[source], layer.tails[source]

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from foresay.verifier.ops.eager import op
-from foresay.verifier.ops.launch import as_normed, as_read, launch, new, of_any_width, on_triton, row_of, warps
+from foresay.verifier.ops.launch import as_normed, as_read, empty, launch, of_any_width, on_triton, row_of, warps
 from foresay.verifier.ops.records import Norm, SplitKSums
 from foresay.verifier.ops.trees import known_tokens
 
@@ -43,7 +43,7 @@ def _copy_rows(x: Tensor, count: Tensor | None = None) -> Tensor:
 
 
 def _taken(table: Tensor, indices: Tensor, rows: int, count: Tensor | None, placed: bool) -> Tensor:
-    out, width = new((rows, *table.shape[1:]), table), table.shape[1:].numel()
+    out, width = empty((rows, *table.shape[1:]), table), table.shape[1:].numel()
     constants = {"PLACED": placed} | of_any_width(table, width)
     launch("rows.taken_rows", (rows,), (table, indices, out, width, width, 0), constants, count, rows=True)
     return out
@@ -74,7 +74,7 @@ def _join_columns(*parts: Tensor) -> Tensor:
     if on_triton(parts[0]):  # a launch for each part takes longer there
         return torch.cat(parts, dim=1)
     rows, widths = len(parts[0]), [part.shape[1] for part in parts]
-    out = new((rows, sum(widths)), parts[0])
+    out = empty((rows, sum(widths)), parts[0])
     for number, (part, width) in enumerate(zip(parts, widths, strict=True)):
         constants = {"PLACED": False} | of_any_width(part, width)
         launch("rows.taken_rows", (rows,), (part, part, out, width, sum(widths), sum(widths[:number])), constants,
@@ -91,7 +91,7 @@ def take_both(first: Tensor, second: Tensor, indices: Tensor, count: Tensor | No
 @take_both.kernel
 def _take_both(first: Tensor, second: Tensor, indices: Tensor, count: Tensor | None = None) -> tuple[Tensor, Tensor]:
     shape = len(indices), first.shape[1]
-    made = new(shape, first), new(shape, second)
+    made = empty(shape, first), empty(shape, second)
     arguments = (first, second, indices, *made)
     launch("rows.both_rows", shape[:1], arguments, row_of(first, shape[1]), count, rows=True, num_warps=1)
     return made
@@ -106,7 +106,7 @@ def take_columns(x: Tensor, indices: Tensor, count: Tensor | None = None) -> Ten
 @take_columns.kernel
 def _take_columns(x: Tensor, indices: Tensor, count: Tensor | None = None) -> Tensor:
     (rows, width), taken = x.shape, len(indices)
-    out = new((rows, taken), x)
+    out = empty((rows, taken), x)
     launch("rows.taken_columns", (rows,), (x, indices, out, width, taken), of_any_width(x, taken), count)
     return out
 
@@ -152,7 +152,7 @@ def add_norm(
     Returns [R, D].
     """
     if isinstance(y, SplitKSums):
-        y = y.finished(x.dtype)
+        y = y.reduce(x.dtype)
     x.add_(y if share == 1.0 else y * share)
     if scalar is not None:
         x.mul_(scalar)
@@ -181,7 +181,7 @@ def _normed(
     scalar: Tensor | None = None,
 ) -> Tensor:
     rows, width = x.shape
-    out = x if how is None else new(x.shape, x)
+    out = x if how is None else empty(x.shape, x)
     (weights, eps, norming), (added, apart, about) = as_normed(how, x), as_read(x if y is None else y)
     launch(
         "rows.norm_rows", (rows,), (x, *added, *weights, x if scalar is None else scalar, out, apart, eps),
@@ -206,8 +206,8 @@ def embed(table: Tensor, tokens: Tensor, how: Norm | None, count: Tensor | None 
 @embed.kernel
 def _embed(table: Tensor, tokens: Tensor, how: Norm | None, count: Tensor | None = None) -> tuple[Tensor, Tensor]:
     shape = rows, width = len(tokens), table.shape[1]
-    x = new(shape, table)
-    out = x if how is None else new(shape, table)
+    x = empty(shape, table)
+    out = x if how is None else empty(shape, table)
     weights, eps, norming = as_normed(how, x)
     launch(
         "rows.embedded_rows", (rows,), (table, tokens, *weights, x, out, eps), row_of(table, width) | norming, count,
@@ -238,7 +238,7 @@ def _pair(
     table: Tensor, tokens: Tensor, hidden: Tensor, weights: tuple[Tensor, Tensor], eps: float, keep_normed: bool
 ) -> tuple[Tensor, Tensor]:
     rows, width = hidden.shape
-    out, stream = new((rows, 2 * width), hidden), new(hidden.shape, hidden)
+    out, stream = empty((rows, 2 * width), hidden), empty(hidden.shape, hidden)
     constants = {"KNOWN": len(table), "NORMED": keep_normed} | row_of(table, width) | row_of(hidden, width)
     arguments = (table, tokens, hidden, *weights, out, stream, eps)
     launch("rows.paired_rows", (rows, 2), arguments, constants, rows=True, num_warps=warps(width))
@@ -253,7 +253,7 @@ def gate_heads(x: Tensor, gate: Tensor | SplitKSums, count: Tensor | None = None
     rows, read when it runs (by compiled kernels; None: all).
     """
     if isinstance(gate, SplitKSums):
-        gate = gate.finished(x.dtype)
+        gate = gate.reduce(x.dtype)
     return x.mul_(gate.sigmoid())
 
 
@@ -287,7 +287,7 @@ def layer_inputs(
     :func:`take_rows`.
     """
     if isinstance(product, SplitKSums):
-        product = product.finished(dtype)
+        product = product.reduce(dtype)
     projected = norm((product * factors[0]).unflatten(1, (-1, len(how.weight))), how)
     rows = table.index_select(0, tokens).to(dtype) * factors[1]
     return (projected.flatten(1) + rows) * _HALF
@@ -309,7 +309,7 @@ def _layer_inputs(
 ) -> Tensor:
     (made, bias), apart, about = as_read(product)
     rows, width = len(tokens), len(how.weight)
-    out, layers = new((rows, table.shape[1]), made, dtype), table.shape[1] // width
+    out, layers = empty((rows, table.shape[1]), made, dtype), table.shape[1] // width
     constants = {"FACTOR": factors[0], "SCALE": factors[1], "HALF": _HALF, "LAYERS": layers}
     launch(
         "rows.layer_input_rows", (rows, layers), (made, bias, table, tokens, how.weight, out, apart, how.eps),
@@ -326,7 +326,7 @@ def gate_inputs(gate: Tensor | SplitKSums, inputs: Tensor, number: int, count: T
     :func:`take_rows`.
     """
     if isinstance(gate, SplitKSums):
-        gate = gate.finished(inputs.dtype)
+        gate = gate.reduce(inputs.dtype)
     width = gate.shape[1]
     return functional.gelu(gate, approximate="tanh") * inputs[:, number * width : (number + 1) * width]
 
@@ -335,7 +335,7 @@ def gate_inputs(gate: Tensor | SplitKSums, inputs: Tensor, number: int, count: T
 def _gate_inputs(gate: Tensor | SplitKSums, inputs: Tensor, number: int, count: Tensor | None = None) -> Tensor:
     (product, bias), apart, about = as_read(gate)
     rows, width = product.shape[-2:]
-    out = new((rows, width), inputs)
+    out = empty((rows, width), inputs)
     constants = {"STRIDE": inputs.shape[1]} | row_of(out, width) | about
     arguments = (product, bias, inputs, out, apart, number * width)
     launch("rows.gated_input_rows", (rows,), arguments, constants, count, rows=True, enable_fp_fusion=False)

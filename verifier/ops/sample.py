@@ -22,7 +22,7 @@ from foresay.spec import adjust
 from foresay.spec.sample import BROKEN, gumbel_row, keep_top_k, keep_top_p_min_p, sample
 from foresay.spec.sampling import SamplingParams
 from foresay.verifier.ops.eager import compiled, op
-from foresay.verifier.ops.launch import launch, new
+from foresay.verifier.ops.launch import empty, launch
 from foresay.verifier.ops.records import MOST_CHILDREN, Above, Kept, Pieces, RowSampling
 
 
@@ -89,14 +89,14 @@ def _by_kernels(
 
 
 def _sample_row(row: Tensor, sampling: RowSampling, n: int, token_ids: Tensor | None) -> Tensor:
-    params = sampling.of_row(n)
+    params = sampling.row_params(n)
     noise = None if params.greedy else _noise_of(sampling, n, row.shape[1], token_ids)
     sampled = sample(row, params, noise)
     return sampled if token_ids is None else token_ids[sampled].where(sampled != BROKEN, BROKEN)
 
 
 def _noisy_row(row: Tensor, sampling: RowSampling, n: int, token_ids: Tensor | None) -> Tensor:
-    params, row = sampling.of_row(n), row.where(row < math.inf, -math.inf)
+    params, row = sampling.row_params(n), row.where(row < math.inf, -math.inf)
     if params.greedy:
         return row
     return _filtered(row / params.temperature, params) + _noise_of(sampling, n, row.shape[1], token_ids)
@@ -179,7 +179,7 @@ def worth_another(front: Tensor, bars: Tensor) -> Tensor:
 
 @worth_another.kernel
 def _worth_another(front: Tensor, bars: Tensor) -> Tensor:
-    out, (sequences, width) = new(front.shape, front), front.shape
+    out, (sequences, width) = empty(front.shape, front), front.shape
     constants = {"SHARES": bars.shape[1] - 2, "WORD": MOST_CHILDREN}
     launch("trees.weigh_level", (sequences,), (front, bars, out, width), constants, rows=True, num_warps=1)
     return out

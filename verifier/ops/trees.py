@@ -26,7 +26,7 @@ from foresay.kvpaging.store import move_rows
 from foresay.spec.accept import accept
 from foresay.spec.tree import DraftTree
 from foresay.verifier.ops.eager import op
-from foresay.verifier.ops.launch import launch, new, on_triton, padded
+from foresay.verifier.ops.launch import empty, launch, on_triton, padded
 from foresay.verifier.ops.records import AcceptedPaths, TextEnd
 
 
@@ -53,7 +53,7 @@ def _lay_out(
     tables: Tensor, page_size: int, lengths: Tensor, depths: Tensor, nodes: Tensor, live: Tensor
 ) -> tuple[Tensor, Tensor]:
     rows, width, together = nodes.numel(), nodes.shape[1], 128 if on_triton(nodes) else 1
-    positions, slots = new((rows,), nodes), new((rows,), nodes)
+    positions, slots = empty((rows,), nodes), empty((rows,), nodes)
     launch(
         "trees.lay_out_rows", (-(-rows // together),),
         (tables, lengths, depths, nodes, live, positions, slots,
@@ -114,7 +114,7 @@ def _accept_paths(
 ) -> AcceptedPaths:
     sequences, width = tokens.shape
     assert width <= _WORD, "a tree holds at most 64 nodes"
-    found = AcceptedPaths(new((sequences,), tokens), *(new(tokens.shape, tokens) for _ in range(3)))
+    found = AcceptedPaths(empty((sequences,), tokens), *(empty(tokens.shape, tokens) for _ in range(3)))
     results = (found.lengths, found.paths, found.emitted, found.sources)
     arguments = (tokens, parents, ancestors, sampled, nodes, slots, *results, nodes if live is None else live, width)
     launch("trees.walk_trees", (sequences,), arguments, {"PADDED": live is not None, "WORD": _WORD}, num_warps=2)
@@ -166,7 +166,7 @@ def rows_of_paths(paths: Tensor, slots: Tensor, lengths: Tensor, count: int) -> 
 @rows_of_paths.kernel
 def _rows_of_paths(paths: Tensor, slots: Tensor, lengths: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     total = len(paths) * count
-    rows, positions, own = (new((total,), paths) for _ in range(3))
+    rows, positions, own = (empty((total,), paths) for _ in range(3))
     together = 128 if on_triton(paths) else 1
     arguments = (paths, slots, lengths, rows, positions, own, paths.shape[1], count, total)
     launch("trees.path_rows", (-(-total // together),), arguments, {"ROWS": together})
@@ -229,9 +229,9 @@ def choose_tree(found: tuple[Tensor, ...], levels: Tensor, prices: Tensor, limit
 @choose_tree.kernel
 def _choose_tree(found: tuple[Tensor, ...], levels: Tensor, prices: Tensor, limits: Tensor) -> ChosenTree:
     (size, count), roots, nodes = found[1].shape, found[0], prices.shape[1]
-    tokens, parents, words, rows, numbers = (new((size, nodes), roots) for _ in range(5))
-    depths, scores = (new((size, nodes), roots, of) for of in (torch.int32, torch.float32))
-    made = ChosenTree(tokens, parents, words, depths, new((size,), roots), rows, numbers, scores)
+    tokens, parents, words, rows, numbers = (empty((size, nodes), roots) for _ in range(5))
+    depths, scores = (empty((size, nodes), roots, of) for of in (torch.int32, torch.float32))
+    made = ChosenTree(tokens, parents, words, depths, empty((size,), roots), rows, numbers, scores)
     launch(
         "trees.choose_nodes", (size,), (*found, levels, prices, limits, *made, count, min(count, nodes - 1), nodes),
         {"BLOCK": padded(count), "WORD": _WORD}, rows=True, num_warps=1 if count <= 512 else 4,
@@ -318,7 +318,7 @@ def text_ends(recent: Tensor, lengths: Tensor, count: int, first: int) -> TextEn
 @text_ends.kernel
 def _text_ends(recent: Tensor, lengths: Tensor, count: int, first: int) -> TextEnd:
     sequences, width = recent.shape
-    made = TextEnd(new((sequences, count), recent), new((sequences,), lengths), new((sequences,), recent))
+    made = TextEnd(empty((sequences, count), recent), empty((sequences,), lengths), empty((sequences,), recent))
     launch(
         "trees.end_rows", (sequences,), (recent, lengths, *made, width, count, first), {"BLOCK": padded(count)},
     )  # fmt: skip
@@ -333,7 +333,7 @@ def positions_below(ends: Tensor, depths: Tensor) -> Tensor:
 
 @positions_below.kernel
 def _positions_below(ends: Tensor, depths: Tensor) -> Tensor:
-    out = new((depths.numel(),), ends)
+    out = empty((depths.numel(),), ends)
     _one_by_one("trees.below_rows", (ends, depths, out), out, depths.shape[1], {})
     return out
 
@@ -350,7 +350,7 @@ def known_tokens(tokens: Tensor, vocab_size: int, read: Tensor | None = None) ->
 
 @known_tokens.kernel
 def _known_tokens(tokens: Tensor, vocab_size: int, read: Tensor | None = None) -> Tensor:
-    out = new(tokens.shape, tokens)
+    out = empty(tokens.shape, tokens)
     translated = read is not None
     arguments = (tokens, tokens if read is None else read, out)
     _one_by_one("trees.known_rows", arguments, out, vocab_size - 1, {"TRANSLATED": translated})

@@ -188,7 +188,7 @@ class Own(Entry):
         if model.quantization is not None:
             fault = f"--draft {self.option}: its files are quantised ({model.quantization})"
             raise CannotRun(fault, "name the model that they were made from as the target, or another drafter")
-        return replace(model, quantization=Quantization.made(self.how))
+        return replace(model, quantization=Quantization.from_name(self.how))
 
     def checked(self, target: Path, model: ModelConfig) -> Self:
         """Raises CannotRun if the target has no more bits than its copy, and for recurrent layers before it."""

@@ -13,7 +13,7 @@ from foresay.verifier.ops.attention import rotate_and_store
 from foresay.verifier.ops.kernels import tree_attention as kernels
 from foresay.verifier.ops.kernels.chunk_attention import chunk_attention
 from foresay.verifier.ops.kernels.tree_attention import tree_attention
-from foresay.verifier.ops.records import AttentionMetadata, Rotation, SplitKSums, Unrotated
+from foresay.verifier.ops.records import AttentionMetadata, FusedRope, Rotation, SplitKSums
 from tests.combinations import alternating
 from tests.kernels.on_device.conftest import EXACT, INTERPRETED
 from tests.kernels.paged import Bench, Sequence, kept
@@ -236,7 +236,7 @@ def test_partials_that_rotate_give_the_same_bits(case, once, device) -> None:
     wanted = attend(turned, *apart, rows, **options)
     options = options | {"sinks": sinks_of(turned) if options.get("sinks") else None}
     rows.tails = kernels.tail_slots(rows) if once else None
-    found = tree_attention(Unrotated(product, rotation, slots), *within, rows, SCALE, **options)
+    found = tree_attention(FusedRope(product, rotation, slots), *within, rows, SCALE, **options)
     assert torch.equal(found, wanted) and found.isfinite().all()
     for mine, theirs in zip(within, apart, strict=True):
         assert torch.equal(mine[slots], theirs[slots]) and mine[slots].isfinite().all()

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from foresay.verifier.model.expert_offload import locked
+from foresay.verifier.model.expert_offload import page_locked
 from foresay.verifier.ops import experts as op
 from foresay.verifier.ops import records
 from foresay.verifier.ops.eager import references
 from foresay.verifier.ops.kernels import blocked, experts, linear
 from foresay.verifier.ops.kernels.blocked import BlockedWeight
-from foresay.verifier.ops.records import Routing, turns_of
+from foresay.verifier.ops.records import Routing, gate_parts
 from tests.combinations import alternating
 from tests.kernels.on_device.conftest import DTYPES, INTERPRETED
 from tests.verifier.test_experts import EXPERTS, INNER, OUTER, ROUTINGS, chosen_of, noise, of_expert, weight_of
@@ -50,7 +50,7 @@ def test_experts_are_chosen_as_the_contract_says(how, device) -> None:
     alone = op.route.launch(logits[23:24].to(device), how, on_device[0])
     assert torch.equal(alone[0], chosen[23:24]) and torch.equal(alone[1], weights[23:24])
     broken = torch.full_like(logits, torch.nan).to(device)
-    assert all(len({*each} & {*range(how.experts)}) == how.chosen for each in op.route.launch(broken, how)[0].tolist())
+    assert all(len({*each} & {*range(how.experts)}) == how.top_k for each in op.route.launch(broken, how)[0].tolist())
 
 
 @pytest.mark.parametrize(("rows", "kind"), [(1, ""), (5, "apart"), (70, ""), (700, "all on one")])
@@ -59,9 +59,9 @@ def test_rows_are_sorted_by_expert(rows, kind, device) -> None:
     chosen[rows // 3 :: 5] = -1
     _, wanted = op.sort_rows(x, chosen, how)
     same, found = experts.sort_rows(x.to(device), chosen.to(device), how)
-    assert wanted.owners is not None and wanted.order is not None and found.order is not None
-    owned = wanted.owners >= 0
-    assert torch.equal(found.order.cpu()[owned], wanted.order[owned]) and len(same) == rows
+    assert wanted.expert_ids is not None and wanted.sorted_ids is not None and found.sorted_ids is not None
+    owned = wanted.expert_ids >= 0
+    assert torch.equal(found.sorted_ids.cpu()[owned], wanted.sorted_ids[owned]) and len(same) == rows
     for name in ("places", "spans", "owners"):
         assert torch.equal(getattr(found, name).cpu(), getattr(wanted, name)), name
 
@@ -84,14 +84,14 @@ def test_a_pair_has_the_bits_of_a_linear_of_its_expert_alone(form, gated, dtype,
     least: the inner positions of a segment."""
     monkeypatch.setattr(blocked, "_LEAST", least)
     monkeypatch.setattr(blocked, "_PROGRAMS", 4)
-    turns, how = turns_of(gated), Routing(EXPERTS, 2)
+    turns, how = gate_parts(gated), Routing(EXPERTS, 2)
     weight, bias = weight_of("fp32" if form == "floats" else form, turns), noise(turns * EXPERTS * OUTER, seed=3)
     weight = weight.to(dtype) if isinstance(weight, Tensor) else weight
-    mixture = BlockedWeight.of(weight.to(device), bias.to(device), gated, EXPERTS)
+    mixture = BlockedWeight.pack(weight.to(device), bias.to(device), gated, EXPERTS)
     x, alone = noise(20, INNER, seed=4).to(device, dtype), []
     for number in range(EXPERTS):
         own = torch.cat(bias.view(turns, EXPERTS, OUTER)[:, number].unbind()).to(device)
-        one = BlockedWeight.of(of_expert(weight, turns, number).to(device), own, gated)
+        one = BlockedWeight.pack(of_expert(weight, turns, number).to(device), own, gated)
         alone.append(linear.whole(x, one, dtype))
     for rows, kind, height in ((1, "", 16), (20, "all on one", 16), (6, "", 32), (6, "apart", 64)):
         monkeypatch.setattr(records, "tile_rows", lambda *_, height=height: height)
@@ -110,11 +110,11 @@ def test_experts_in_host_memory_have_the_same_bits(form, device) -> None:
     dtype = DTYPES[1]
     weight = weight_of("fp32" if form == "floats" else form, 2)
     weight = weight.to(dtype) if isinstance(weight, Tensor) else weight
-    near = BlockedWeight.of(weight.to(device), None, "silu", EXPERTS)
+    near = BlockedWeight.pack(weight.to(device), None, "silu", EXPERTS)
     data = {name: getattr(near, name) for name in ("values", "scales", "offsets", "steps")}
     host = {name: one.cpu() for name, one in data.items() if one is not None}
     if not INTERPRETED:
-        host = {name: locked(one.nbytes).view(one.dtype).view(one.shape).copy_(one) for name, one in host.items()}
+        host = {name: page_locked(one.nbytes).view(one.dtype).view(one.shape).copy_(one) for name, one in host.items()}
     far = replace(near, **host)
     assert not far.values.is_cuda
     x = noise(6, INNER, seed=4).to(device, dtype)

@@ -53,7 +53,7 @@ def check_all(device: torch.device, dtype: torch.dtype, rows: int, inner: int, o
     assert close(linear.linear(x, weight), op.linear(*on_cpu[:2]))
     whole = linear.linear(x, weight, bias)
     assert close(whole, op.linear(*on_cpu[:3]))
-    read, scale = linear.product(x, BlockedWeight.of(weight, bias), dtype), noise(device, outer, dtype=dtype)
+    read, scale = linear.product(x, BlockedWeight.pack(weight, bias), dtype), noise(device, outer, dtype=dtype)
     streams = stream.clone(), stream.clone()
     normed = [add_norm.launch(to, y, Norm(scale, 1e-5)) for to, y in zip(streams, (read, whole), strict=True)]
     assert torch.equal(*streams), "added up by the norm, the same bits as by a launch of their own"
@@ -86,7 +86,7 @@ def test_a_row_has_the_same_bits_among_any_number_of_rows(programs, device, monk
     scale = noise(device, 96, dtype=EXACT)
 
     def normed(rows: slice) -> Tensor:
-        read = linear.product(x[rows].clone(), BlockedWeight.of(weight, bias), EXACT)
+        read = linear.product(x[rows].clone(), BlockedWeight.pack(weight, bias), EXACT)
         return add_norm.launch(stream[rows].clone(), read, Norm(scale, 1e-5))
 
     product, gated = linear.linear(x, weight, bias), linear.gated_linear(x, weight, bias)

@@ -25,9 +25,9 @@ class Prefetched:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ranges: list[tuple[int, int]] = []
-        monkeypatch.setattr(tile, "bring", self.bring)
-        monkeypatch.setattr(linear, "chained", lambda: {"CHAINED": True, "launch_pdl": False})
-        monkeypatch.setattr(linear, "wait_turn", lambda chained: None)
+        monkeypatch.setattr(tile, "prefetch_l2", self.bring)
+        monkeypatch.setattr(linear, "pdl_args", lambda: {"USE_GDC": True, "launch_pdl": False})
+        monkeypatch.setattr(linear, "gdc_wait", lambda chained: None)
 
     def bring(self, pointers: Any) -> None:
         starts = pointers.handle.data.ravel().astype(np.int64) // LINE * LINE
@@ -59,7 +59,7 @@ def first_blocks(weight: BlockedWeight, blocks: int) -> Tensor:
 @pytest.mark.parametrize(("rows", "gated"), [(1, True), (1, False), (20, False)])
 def test_it_is_the_beginning_of_each_program(rows, gated, monkeypatch) -> None:
     monkeypatch.setattr(linear, "AHEAD", 2)
-    weight = BlockedWeight.of(placed(140, 1088), gated="silu" if gated else "")
+    weight = BlockedWeight.pack(placed(140, 1088), gated="silu" if gated else "")
     assert weight.cut[0] > 1
     x = torch.randn(rows, 1088).half()
     without = linear.whole(x, weight, torch.float16)
@@ -73,5 +73,5 @@ def test_it_is_the_beginning_of_each_program(rows, gated, monkeypatch) -> None:
 def test_nothing_is_prefetched_where_that_is_off(monkeypatch) -> None:
     monkeypatch.setattr(linear, "AHEAD", 0)
     prefetched = Prefetched(monkeypatch)
-    linear.whole(torch.randn(1, 640).half(), BlockedWeight.of(placed(70, 640)), torch.float16)
+    linear.whole(torch.randn(1, 640).half(), BlockedWeight.pack(placed(70, 640)), torch.float16)
     assert not prefetched.ranges

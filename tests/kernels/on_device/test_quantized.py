@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from foresay.verifier.ops.kernels import blocked, linear
 from foresay.verifier.ops.kernels.blocked import BlockedWeight
-from foresay.verifier.ops.linear import _applied, head_linear, unfinished_linear
+from foresay.verifier.ops.linear import _applied, head_linear, split_k_linear
 from foresay.verifier.ops.quantized import E8M0, QuantizedMatrix
 from foresay.verifier.ops.records import Gate, SplitKSums
 from tests.combinations import alternating, pairwise
@@ -28,7 +28,7 @@ CASES = [
 
 def weight_of(kind: str, shape: tuple[int, int], device: torch.device, gated: Gate = "") -> BlockedWeight:
     bias = torch.randn(shape[1], generator=torch.Generator().manual_seed(2)).to(device)
-    return BlockedWeight.of(matrix_of(shape, kind).to(device), bias, gated)
+    return BlockedWeight.pack(matrix_of(shape, kind).to(device), bias, gated)
 
 
 def rows_of(count: int, inner: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -50,9 +50,9 @@ def test_it_multiplies(kind, case, device, monkeypatch) -> None:
     assert torch.allclose(wide.cpu().double(), expected, atol=4e-5, rtol=1e-5)
     whole = wide if dtype == torch.float32 else linear.whole(x, weight, dtype)
     assert torch.allclose(whole.cpu().double(), expected, atol=max(4e-5, 8 * eps), rtol=2 * eps)
-    on_cpu = unfinished_linear(x.cpu(), weight_of(kind, shape, torch.device("cpu")), dtype)
+    on_cpu = split_k_linear(x.cpu(), weight_of(kind, shape, torch.device("cpu")), dtype)
     assert isinstance(on_cpu, SplitKSums) == isinstance(linear.product(x, weight, dtype), SplitKSums)
-    reference = on_cpu.finished(dtype) if isinstance(on_cpu, SplitKSums) else on_cpu
+    reference = on_cpu.reduce(dtype) if isinstance(on_cpu, SplitKSums) else on_cpu
     assert torch.allclose(whole.cpu().double(), reference.double(), atol=max(4e-5, 8 * eps), rtol=4 * eps)
 
 
@@ -98,7 +98,7 @@ def test_every_value_becomes_what_it_means(device) -> None:
         bits[bits & 127 == 127] = 0 if floats else 127
         matrix.put(bits.view(matrix.values.dtype).expand(256, 256).contiguous())
         matrix.scales.fill_(1.0)
-        assert torch.equal(linear.whole(x, BlockedWeight.of(matrix), torch.float32), matrix.plain().T)
+        assert torch.equal(linear.whole(x, BlockedWeight.pack(matrix), torch.float32), matrix.plain().T)
 
 
 def test_every_float_of_four_bits_with_every_scale(device) -> None:
@@ -107,7 +107,7 @@ def test_every_float_of_four_bits_with_every_scale(device) -> None:
     every = torch.arange(256, dtype=torch.uint8, device=device)
     matrix.put((every % 16).view(torch.int8).expand(256, 256).contiguous())
     matrix.scales.view(torch.uint8).copy_(every[:, None].expand(256, 8))
-    assert torch.equal(linear.whole(x, BlockedWeight.of(matrix), torch.float32), matrix.plain().T)
+    assert torch.equal(linear.whole(x, BlockedWeight.pack(matrix), torch.float32), matrix.plain().T)
 
 
 @pytest.mark.parametrize(
@@ -118,9 +118,9 @@ def test_every_float_of_four_bits_with_every_scale(device) -> None:
 def test_heads_are_multiplied_with_their_own_rows_of_a_weight(kind, shape, dtype, device) -> None:
     rows, heads, inner, outer = shape
     whole = weight_of(kind or "int8", (inner, heads * outer), device).plain()
-    weight = weight_of(kind, (inner, heads * outer), device) if kind else BlockedWeight.of(whole.to(dtype))
+    weight = weight_of(kind, (inner, heads * outer), device) if kind else BlockedWeight.pack(whole.to(dtype))
     x = rows_of(rows, heads * inner, dtype, device)
     result, eps = linear.head_product(x, weight, dtype), torch.finfo(dtype).eps
-    wanted = head_linear(x.cpu().double(), BlockedWeight.of(weight.plain().cpu()), torch.float64)
+    wanted = head_linear(x.cpu().double(), BlockedWeight.pack(weight.plain().cpu()), torch.float64)
     assert torch.allclose(result.cpu().double(), wanted, atol=max(4e-5, 8 * eps), rtol=2 * eps)
     assert torch.equal(linear.head_product(x[rows - 1 :].clone(), weight, dtype)[0], result[-1]), "alone"

@@ -147,7 +147,7 @@ def test_a_text_beside_a_tree_may_have_more_rows_than_a_tree_has_nodes(device) -
     given, alone, beside = case.inputs(69), case.copy(), case.copy()
     found = case.run(given, case.rows([[-1, 0, 0], 66], [5, 0]), beside)
     plain = case.rows([66], [0])
-    plain = replace(plain, pages=plain.pages + 3, paged=replace(plain.paged, words=None, is_prefill=None))
+    plain = replace(plain, pages=plain.pages + 3, metadata=replace(plain.metadata, words=None, is_prefill=None))
     assert torch.equal(case.run(tuple(part[3:].clone() for part in given), plain, alone), found[3:])
     assert all(torch.equal(mine[4:7], its[4:7]) for mine, its in zip(alone[:2], beside[:2], strict=True))
 
@@ -170,7 +170,7 @@ def test_any_cut_of_a_text_has_the_same_bits(device, kind) -> None:
     begin = 0
     for count in (1, 2, 5, 1, 3):
         rows = case.rows([count], [begin])
-        rows = replace(rows, paged=replace(rows.paged, words=None, is_prefill=None))
+        rows = replace(rows, metadata=replace(rows.metadata, words=None, is_prefill=None))
         done.append(case.run(tuple(part[begin : begin + count] for part in given), rows, state))
         for part in state[:2]:
             part[1] = part[3]

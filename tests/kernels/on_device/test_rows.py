@@ -52,7 +52,7 @@ def test_what_an_op_computes(name, dtype, device) -> None:
         assert all(torch.equal(bits(a)[0], bits(b)[row]) for a, b in zip(alone, found, strict=True))
     if case.product:
         sums = parted(case.rows[case.product], draw)
-        both = [case.run(launched, case.of(slice(None)) | {case.product: one}) for one in (sums, sums.finished(dtype))]
+        both = [case.run(launched, case.of(slice(None)) | {case.product: one}) for one in (sums, sums.reduce(dtype))]
         assert all(torch.equal(bits(a), bits(b)) for a, b in zip(*both, strict=True))
 
 
@@ -113,7 +113,7 @@ def test_a_row_is_normed_and_rotated_alike_in_a_prompt_of_any_length(dtype, devi
         monkeypatch.setattr(linear, "ENOUGH", 3)
     inner, outer, queries, groups, dim = PRODUCTS
     shapes = (outer, inner), ((queries + 2 * groups) * dim, inner)
-    output, qkv = (BlockedWeight.of(noise(device, *shape, dtype=dtype) * inner**-0.5) for shape in shapes)
+    output, qkv = (BlockedWeight.pack(noise(device, *shape, dtype=dtype) * inner**-0.5) for shape in shapes)
     x, stream, weight = (noise(device, *shape, dtype=dtype) for shape in ((512, inner), (512, outer), (outer,)))
     cos, sin = noise(device, 2, 512, 1, dim, dtype=dtype)
     parts = [len(part.sums) for n in (256, 512) if isinstance(part := linear.product(x[:n], output, dtype), SplitKSums)]

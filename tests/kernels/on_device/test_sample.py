@@ -47,7 +47,7 @@ def rows_of(scales: Sequence[float], vocab_size: int) -> Tensor:
 
 def sampling_of(rows: Sequence[SamplingParams], seed: int = 1) -> RowSampling:
     rng = random.Random(seed)
-    return RowSampling.of(rows, [rng.getrandbits(64) for _ in rows], [rng.randrange(1 << 17) for _ in rows])
+    return RowSampling.from_params(rows, [rng.getrandbits(64) for _ in rows], [rng.randrange(1 << 17) for _ in rows])
 
 
 #: Samples every row: the kernel that is tried.

@@ -28,10 +28,10 @@ from foresay.verifier.model.families.family import (
     stack,
     window,
 )
-from foresay.verifier.model.families.layer_extras import ended
+from foresay.verifier.model.families.layer_extras import with_extras
 from foresay.verifier.model.feed_forward import MLP
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.layers import AFTER, SANDWICH, Attention, HeadNorm, Layer, Stack
+from foresay.verifier.model.layers import AFTER, SANDWICH, Attention, Layer, QKNorm, Stack
 from foresay.verifier.model.products import NormKind
 from foresay.verifier.model.rope_config import RopeConfig, read_rope
 
@@ -50,7 +50,7 @@ def gemma3(fields: Fields) -> Stack:
     fields.refuse("attn_logit_softcapping", "final_logit_softcapping")
     ropes = ropes_by_kind(fields) or (read_rope(fields), RopeConfig(fields.number("rope_local_base_freq", 10_000.0)))
     pattern = fields.integer("sliding_window_pattern", 6)
-    return _gemma(fields, ropes, pattern, norm=HeadNorm(_norm(fields)))
+    return _gemma(fields, ropes, pattern, norm=QKNorm(_norm(fields)))
 
 
 def _norm(fields: Fields) -> NormKind:
@@ -138,7 +138,7 @@ def gemma4(fields: Fields) -> Stack:
     inner = [_mlp4(fields, one.source is not None) for one in own]
     made = stack(fields, own, inner, rms_norm(fields, wide=True), SANDWICH)
     return replace(
-        ended(fields, made),
+        with_extras(fields, made),
         embedding_scale=math.sqrt(fields.integer("hidden_size")),
         logit_cap=fields.optional_number("final_logit_softcapping"),
     )
@@ -156,7 +156,7 @@ def _attentions4(fields: Fields, slides: Sequence[bool]) -> list[Attention]:
         raise fields.error("rope_parameters must have those of full_attention and of sliding_attention")
     norm, alike = rms_norm(fields, wide=True), fields.flag("attention_k_eq_v", False)
     values = replace(norm, weighted=False)
-    more = {"scale": 1.0, "biases": biased(fields), "norm": HeadNorm(norm), "value_norm": values}
+    more = {"scale": 1.0, "biases": biased(fields), "norm": QKNorm(norm), "value_norm": values}
     made: list[Attention] = []
     for own, slides_here, source in zip(_widths(fields, slides), slides, _sources(fields, slides), strict=True):
         seen, from_keys = window(fields) if slides_here else None, alike and not slides_here and source is None
@@ -294,7 +294,7 @@ def muse_glimmer(fields: Fields) -> Stack:
     apart = [(count - 1 - layer) % 4 != 0 for layer in range(count)]
     after = NormKind(fields.number("post_norm_eps", 1e-8), wide=True, less_one=True)
     plain = rms_norm(fields, wide=True, weighted=False)
-    of_heads = HeadNorm(replace(plain, weighted=fields.flag(_WEIGHTED, False)))
+    of_heads = QKNorm(replace(plain, weighted=fields.flag(_WEIGHTED, False)))
     scale = fields.number("qk_scale_factor", 3.87) / math.sqrt(fields.integer("head_dim", 128))
     more = {"scale": scale, "biases": biased(fields), "norm": of_heads, "gated": True}
     own = (
@@ -336,14 +336,14 @@ MUSE = {"MuseGlimmerForConditionalGeneration": Family("Muse Glimmer", muse_glimm
 def olmo2(fields: Fields) -> Stack:
     """OLMo 2: queries and keys are normalised over all heads."""
     norm = rms_norm(fields, wide=True)
-    own = attention(fields, read_rope(fields), biases=biased(fields), norm=HeadNorm(norm, whole=True))
+    own = attention(fields, read_rope(fields), biases=biased(fields), norm=QKNorm(norm, whole=True))
     return stack(fields, own, mlp(fields), norm, AFTER)
 
 
 def olmo3(fields: Fields) -> Stack:
     """OLMo 3: three of four layers have a sliding window; the others may have a longer rotary embedding."""
     norm, ropes = rms_norm(fields, wide=True), ropes_by_kind(fields) or _same_theta(fields)
-    of_heads = HeadNorm(norm, whole=True)
+    of_heads = QKNorm(norm, whole=True)
     own = attentions(fields, every(fields, 4), ropes, biases=biased(fields), norm=of_heads)
     return stack(fields, own, mlp(fields), norm, AFTER)
 
@@ -359,7 +359,7 @@ def exaone4(fields: Fields) -> Stack:
     norm, rope = rms_norm(fields), read_rope(fields)
     whole = fields.values.get("sliding_window", 4096) is None
     slides = (False,) * layer_count(fields) if whole else every(fields, _pattern(fields))
-    own = attentions(fields, slides, (rope if whole else None, rope), norm=HeadNorm(norm))
+    own = attentions(fields, slides, (rope if whole else None, rope), norm=QKNorm(norm))
     return stack(fields, own, mlp(fields), norm, AFTER)
 
 

@@ -10,7 +10,7 @@ from foresay.verifier.model.families.family import Family, Gguf, attention, laye
 from foresay.verifier.model.families.moe import OWN_WIDTH, experts, gated, only_sigmoids, shared_names, sparse
 from foresay.verifier.model.feed_forward import MLP, Experts, TopKRouter
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.layers import HeadNorm, Mixer, Stack
+from foresay.verifier.model.layers import Mixer, QKNorm, Stack
 from foresay.verifier.model.products import MIXED, RATES, NormKind
 from foresay.verifier.model.recurrences import GatedDelta, ShortConv
 from foresay.verifier.model.rope_config import read_rope
@@ -40,7 +40,7 @@ def _hybrid(fields: Fields, inner: Sequence[MLP | Experts], by_key: tuple[str, .
     norm = rms_norm(fields, wide=True, less_one=True)
     gated = fields.flag("attn_output_gate", True)
     rope = read_rope(_with_share(fields), partial=True)
-    full = attention(fields, rope, norm=HeadNorm(norm), gated=gated, interleaved=gated)
+    full = attention(fields, rope, norm=QKNorm(norm), gated=gated, interleaved=gated)
     kinds: dict[str, Mixer] = {"full_attention": full, "linear_attention": _delta(fields, by_key)}
     every = fields.integer("full_attention_interval", 4)
     absent = ["linear_attention" if (layer + 1) % every else "full_attention" for layer in range(layer_count(fields))]
@@ -136,7 +136,7 @@ def lfm2_moe(fields: Fields) -> Stack:
     """The mixtures: their first layers are dense; scores are sigmoids."""
     correction = "feed_forward.expert_bias" if fields.flag("use_expert_bias", True) else None
     normalised, scale = fields.flag("norm_topk_prob", True), fields.number("routed_scaling_factor", 1.0)
-    router = TopKRouter("feed_forward.gate", sigmoid=True, correction=correction, normalised=normalised, scale=scale)
+    router = TopKRouter("feed_forward.gate", sigmoid=True, correction=correction, norm_topk=normalised, scale=scale)
     inside = experts(fields, router, OWN_WIDTH, modules=_LFM_EXPERTS)
     dense = fields.integer("num_dense_layers", 2, minimum=0)
     return _short(fields, [mlp(fields) if layer < dense else inside for layer in range(layer_count(fields))])
@@ -151,7 +151,7 @@ def _short(fields: Fields, inner: Sequence[MLP | Experts]) -> Stack:
     norm, hidden = NormKind(fields.number("norm_eps", 1e-5)), fields.integer("hidden_size")
     if hidden % _LANES:
         raise fields.error(f"hidden_size {hidden} must be a multiple of {_LANES}")
-    full = attention(fields, read_rope(fields), norm=HeadNorm(norm))
+    full = attention(fields, read_rope(fields), norm=QKNorm(norm))
     short = ShortConv(hidden, fields.integer("conv_L_cache", 3, minimum=2, most=64))
     kinds: dict[str, Mixer] = {"full_attention": full, "conv": short}
     attends, layers = fields.get("full_attn_idxs"), range(layer_count(fields))

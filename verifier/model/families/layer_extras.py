@@ -32,7 +32,7 @@ _STACKS: Mapping[str, tuple[Stacked, ...]] = {
 }
 
 
-def ended(fields: Fields, made: Stack) -> Stack:
+def with_extras(fields: Fields, made: Stack) -> Stack:
     """The same layers with all of that, as far as the configuration has it."""
     own, beside = _embedding(fields), _experts(fields)
     norms = SANDWICH if beside is None else _BESIDE

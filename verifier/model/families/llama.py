@@ -28,7 +28,7 @@ from foresay.verifier.model.families.family import (
 )
 from foresay.verifier.model.feed_forward import MLP, Experts
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.layers import Attention, HeadNorm, Layer, Mixer, Norms, Stack
+from foresay.verifier.model.layers import Attention, Layer, Mixer, Norms, QKNorm, Stack
 from foresay.verifier.model.portable_math import power
 from foresay.verifier.model.products import OUTPUT, QKV, NormKind
 from foresay.verifier.model.rope_config import QueryScaling, RopeConfig, read_rope
@@ -80,7 +80,7 @@ def qwen3(fields: Fields) -> Stack:
 
 def qwen3_attentions(fields: Fields) -> list[Attention]:
     """The attention of each of its layers."""
-    rope, more = read_rope(fields), {"biases": biased(fields), "norm": HeadNorm(rms_norm(fields))}
+    rope, more = read_rope(fields), {"biases": biased(fields), "norm": QKNorm(rms_norm(fields))}
     return [attention(fields, rope, window=seen, **more) for seen in window_by_layer(fields)]
 
 
@@ -176,7 +176,7 @@ def granite_stack(fields: Fields, inner: MLP | Experts, own: Sequence[Mixer] = (
     norm, share = rms_norm(fields), fields.number("residual_multiplier", 1.0)
     own = own or [granite_attention(fields, read_rope(fields))] * layer_count(fields)
     return Stack(
-        tuple(Layer(each, inner, norm, share=share) for each in own),
+        tuple(Layer(each, inner, norm, residual_mul=share) for each in own),
         norm,
         embedding_scale=fields.number("embedding_multiplier", 1.0),
         logit_scale=1.0 / fields.number("logits_scaling", 1.0),
@@ -202,7 +202,7 @@ def granite_values(fields: Fields, head_dim: int) -> dict[str, Any]:
     """The multipliers in its GGUF files."""
     return {
         "attention_multiplier": fields.optional_number("attention.scale") or 1 / math.sqrt(head_dim),
-        "residual_multiplier": fields.optional_number("residual_scale"),
+        "residual_multiplier": fields.optional_number("residual_mul"),
         "embedding_multiplier": fields.optional_number("embedding_scale"),
         "logits_scaling": fields.optional_number("logit_scale"),
     }
@@ -278,7 +278,7 @@ def _stretched(fields: Fields) -> RopeConfig:
 def hunyuan(fields: Fields) -> Stack:
     """HunYuan V1: heads are normalised after they are rotated."""
     norm = rms_norm(fields)
-    of_heads = HeadNorm(norm, after=True, names=_HEAD_NORMS)
+    of_heads = QKNorm(norm, after=True, names=_HEAD_NORMS)
     return stack(fields, attention(fields, _stretched(fields), biases=biased(fields), norm=of_heads), mlp(fields), norm)
 
 

@@ -160,10 +160,10 @@ def falcon_h1(fields: Fields) -> Stack:
         own,
         mlp(fields),
         norm := rms_norm(fields, wide=True),
-        share=share * fields.number("attention_out_multiplier", 1.0),
-        mlp_share=back / into,
+        residual_mul=share * fields.number("attention_out_multiplier", 1.0),
+        mlp_scale=back / into,
         scan=(scan, fields.number("ssm_out_multiplier", 1.0)),
-        reads=(read, into),
+        input_scales=(read, into),
     )
     scales = fields.number("embedding_multiplier", 1.0), fields.number("lm_head_multiplier", 1.0)
     return Stack((layer,) * layer_count(fields), norm, scales[0], logit_scale=scales[1])

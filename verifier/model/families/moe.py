@@ -29,8 +29,8 @@ from foresay.verifier.model.families.llama import (
 )
 from foresay.verifier.model.feed_forward import GGUF_STACKS, MLP, Experts, TopKRouter
 from foresay.verifier.model.fields import Fields
-from foresay.verifier.model.layers import SINKS, HeadNorm, Stack
-from foresay.verifier.model.mla import Latent
+from foresay.verifier.model.layers import SINKS, QKNorm, Stack
+from foresay.verifier.model.mla import MLA
 from foresay.verifier.model.products import DOWN, GATE_UP, QKV, NormKind, Stacked
 from foresay.verifier.model.rope_config import YarnScaling, read_rope
 
@@ -85,7 +85,7 @@ def sparse(fields: Fields, inside: Experts) -> list[MLP | Experts]:
 def gated(fields: Fields, normalised: bool = True) -> Experts:
     """The experts, with a shared one that has a gate. normalised: what an absent ``norm_topk_prob`` means."""
     shared = MLP(fields.integer("shared_expert_intermediate_size"))
-    router = TopKRouter(normalised=fields.flag("norm_topk_prob", normalised))
+    router = TopKRouter(norm_topk=fields.flag("norm_topk_prob", normalised))
     return experts(fields, router, OWN_WIDTH, shared=shared, shared_gate="mlp.shared_expert_gate")
 
 
@@ -98,7 +98,7 @@ def qwen2_moe(fields: Fields) -> Stack:
 
 def qwen3_moe(fields: Fields) -> Stack:
     """Qwen 3's attention, with experts."""
-    inside = experts(fields, TopKRouter(normalised=fields.flag("norm_topk_prob", False)), OWN_WIDTH)
+    inside = experts(fields, TopKRouter(norm_topk=fields.flag("norm_topk_prob", False)), OWN_WIDTH)
     return stack(fields, qwen3_attentions(fields), sparse(fields, inside), rms_norm(fields))
 
 
@@ -106,8 +106,8 @@ def olmoe(fields: Fields) -> Stack:
     """OLMoE: queries and keys are normalised over all heads."""
     fields.refuse("clip_qkv")
     norm = rms_norm(fields)
-    own = attention(fields, read_rope(fields), biases=biased(fields), norm=HeadNorm(norm, whole=True))
-    return stack(fields, own, experts(fields, TopKRouter(normalised=fields.flag("norm_topk_prob", False))), norm)
+    own = attention(fields, read_rope(fields), biases=biased(fields), norm=QKNorm(norm, whole=True))
+    return stack(fields, own, experts(fields, TopKRouter(norm_topk=fields.flag("norm_topk_prob", False))), norm)
 
 
 _MIXTRAL_EXPERTS = tuple(f"block_sparse_moe.experts.{{}}.{name}" for name in ("w1", "w3", "w2"))
@@ -129,7 +129,7 @@ def minimax_m2(fields: Fields) -> Stack:
     if turning is not None:
         share = fields.integer("rotary_dim") / fields.integer("head_dim")
         fields = Fields({"partial_rotary_factor": share, **fields.values}, fields.where)
-    own = attention(fields, read_rope(fields, partial=True), norm=HeadNorm(norm, whole=True))
+    own = attention(fields, read_rope(fields, partial=True), norm=QKNorm(norm, whole=True))
     router = TopKRouter(MIXTRAL_ROUTER, sigmoid=True, correction=_MINIMAX_CORRECTION)
     return stack(fields, own, experts(fields, router, modules=_MIXTRAL_EXPERTS), norm)
 
@@ -149,7 +149,7 @@ def granite_moe(fields: Fields) -> Stack:
 def glm4_moe(fields: Fields) -> Stack:
     """GLM-4.5: the first layers are dense, scores are sigmoids, one expert is shared."""
     norm, router = rms_norm(fields), corrected(fields)
-    qk = HeadNorm(norm) if fields.flag("use_qk_norm", False) else None
+    qk = QKNorm(norm) if fields.flag("use_qk_norm", False) else None
     has = biases(fields, **{QKV: "attention_bias"})
     own = attention(fields, read_rope(fields, partial=True), biases=has, norm=qk)
     inside = experts(fields, router, OWN_WIDTH, shared=shared(fields), shared_module=SHARED)
@@ -163,7 +163,7 @@ def corrected(fields: Fields) -> TopKRouter:
         sigmoid=True,
         correction=_CORRECTION,
         groups=(fields.integer("n_group", 1), fields.integer("topk_group", 1)),
-        normalised=fields.flag("norm_topk_prob", True),
+        norm_topk=fields.flag("norm_topk_prob", True),
         scale=fields.number("routed_scaling_factor", 1.0),
     )
 
@@ -272,7 +272,7 @@ MIXTURES = {
 _IN_GROUPS = "group_limited_greedy"
 
 
-def _latent(fields: Fields) -> Latent:
+def _latent(fields: Fields) -> MLA:
     fields.refuse("attention_bias")
     rope = read_rope(fields, interleaved=fields.flag("rope_interleave", True))
     latent, plain, turning, value = (
@@ -285,10 +285,10 @@ def _latent(fields: Fields) -> Latent:
         case YarnScaling(mscale_all_dim=share) as yarn if share is not None:
             scale *= yarn.mscale_of(share) ** 2
     rank = None if fields.get("q_lora_rank") is None else fields.integer("q_lora_rank")
-    heads = fields.integer("num_attention_heads")
-    return Latent(
-        heads, 1, latent + turning, scale, rope, latent=latent, plain=plain, value=value, rank=rank, inner=NormKind()
-    )
+    return MLA(
+        fields.integer("num_attention_heads"), 1, latent + turning, scale, rope, kv_lora_rank=latent, nope_dim=plain,
+        v_head_dim=value, q_lora_rank=rank, inner_norm=NormKind(),
+    )  # fmt: skip
 
 
 def deepseek(fields: Fields) -> Stack:
@@ -311,7 +311,7 @@ def _router(fields: Fields) -> TopKRouter:
     if scoring != "softmax":
         return router
     groups = router.groups if method == _IN_GROUPS else (1, 1)
-    return TopKRouter(groups=groups, normalised=fields.flag("norm_topk_prob", False), scale=router.scale)
+    return TopKRouter(groups=groups, norm_topk=fields.flag("norm_topk_prob", False), scale=router.scale)
 
 
 def _dense(fields: Fields) -> list[bool]:

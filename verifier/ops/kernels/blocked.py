@@ -59,7 +59,7 @@ class BlockedWeight:
     experts: int = 0
 
     @classmethod
-    def of(
+    def pack(
         cls, weight: Tensor | QuantizedMatrix, bias: Tensor | None = None, gated: Gate = "", experts: int = 0
     ) -> BlockedWeight:
         """Lay it out. Floats are unchanged."""

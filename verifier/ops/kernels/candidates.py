@@ -31,7 +31,7 @@ from torch import Tensor
 
 from foresay.spec.sample import BROKEN, hashed
 from foresay.verifier.ops import records
-from foresay.verifier.ops.kernels.pdl import chained, wait_turn
+from foresay.verifier.ops.kernels.pdl import gdc_wait, pdl_args
 
 if TYPE_CHECKING:
     from foresay.verifier.ops.records import RowSampling
@@ -76,7 +76,7 @@ def gumbel_at(key, columns, token_ids, width):
 
 
 #: Below this temperature the sample is greedy.
-_COLDEST, _BROKEN = tl.constexpr(records.COLDEST), tl.constexpr(BROKEN)
+_COLDEST, _BROKEN = tl.constexpr(records.MIN_TEMPERATURE), tl.constexpr(BROKEN)
 NO_TOKEN, INFINITY = tl.constexpr(0x7FFFFFFF), tl.constexpr(float("inf"))
 #: Less than any entry: fills a list after its end.
 NOTHING = tl.constexpr(-(1 << 63))
@@ -154,9 +154,9 @@ def top_and_mass(values, floats, top_plane, mass_plane):
 @triton.jit(do_not_specialize=["size", "count"])
 def scan(logits, token_ids, temperature, top_ks, top_ps, min_ps, seeds, positions, floats, noisy_lists, lists, size,
          width, blocks, count, EXACT: tl.constexpr, MOST: tl.constexpr, BLOCK: tl.constexpr,
-         CHAINED: tl.constexpr):  # fmt: skip
+         USE_GDC: tl.constexpr):  # fmt: skip
     """One block of one row. NaN and infinity are excluded; or they count as the largest, and break a sample."""
-    wait_turn(CHAINED)
+    gdc_wait(USE_GDC)
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     columns, at = block * BLOCK + tl.arange(0, BLOCK), row * blocks + block
     hot, heat, _, _, _, _, listed, limit = asked_of(temperature, top_ks, top_ps, min_ps, row, EXACT, MOST)
@@ -281,9 +281,9 @@ def search(start, token_ids, heat, key, k, p, min_p, winner, pivot, top, mass, w
 @triton.jit(do_not_specialize=["size", "count"])
 def decide(logits, token_ids, temperature, top_ks, top_ps, min_ps, seeds, positions, floats, noisy_lists, lists, size,
            width, blocks, count, tokens, chances, EXACT: tl.constexpr, MOST: tl.constexpr, MERGE: tl.constexpr,
-           TILE: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+           TILE: tl.constexpr, USE_GDC: tl.constexpr):  # fmt: skip
     """One row: its sample, or its children among the tokens that the filters keep, or among all."""
-    wait_turn(CHAINED)
+    gdc_wait(USE_GDC)
     row, lane = tl.program_id(0).to(tl.int64), tl.arange(0, MOST)
     hot, heat, k, p, min_p, by_k, listed, limit = asked_of(temperature, top_ks, top_ps, min_ps, row, EXACT, MOST)
     key = noise_key(tl.load(seeds + row), tl.load(positions + row))
@@ -338,8 +338,8 @@ def candidates(
     if rows:
         s, sizes = sampling, (size, width, blocks, count)
         given = (logits, token_ids, s.temperature, s.top_k, s.top_p, s.min_p, s.seeds, s.positions)
-        scan[(rows, blocks)](*given, *handed, *sizes, exact, MOST, block, num_warps=SCAN_WARPS[exact], **chained())
+        scan[(rows, blocks)](*given, *handed, *sizes, exact, MOST, block, num_warps=SCAN_WARPS[exact], **pdl_args())
         decide[(rows,)](
-            *given, *handed, *sizes, *found, exact, MOST, MERGE, TILE, num_warps=DECIDE_WARPS[exact], **chained()
+            *given, *handed, *sizes, *found, exact, MOST, MERGE, TILE, num_warps=DECIDE_WARPS[exact], **pdl_args()
         )
     return found

@@ -25,7 +25,7 @@ from foresay.verifier.ops.kernels.key_blocks import (
     tile_sequence,
     tiles_of,
 )
-from foresay.verifier.ops.kernels.pdl import chained, wait_turn
+from foresay.verifier.ops.kernels.pdl import gdc_wait, pdl_args
 from foresay.verifier.ops.launch import as_stored
 from foresay.verifier.ops.records import AttentionMetadata
 
@@ -34,9 +34,9 @@ from foresay.verifier.ops.records import AttentionMetadata
 def chunk_rows(query, keys, values, scales, out, tables, lengths, offsets, count, table_stride, first, scale,
                sinks, GROUP: tl.constexpr, H: tl.constexpr, D: tl.constexpr, V: tl.constexpr, WIDE: tl.constexpr,
                C: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, SEQUENCES: tl.constexpr, BLOCK: tl.constexpr,
-               SPLIT: tl.constexpr, TILE: tl.constexpr, CAP: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+               SPLIT: tl.constexpr, TILE: tl.constexpr, CAP: tl.constexpr, USE_GDC: tl.constexpr):  # fmt: skip
     """Grid (tiles, G, V / C): rows of chains at ``length ..``, each over all positions up to its own."""
-    wait_turn(CHAINED)
+    gdc_wait(USE_GDC)
     head, first_column = tl.program_id(1), tl.program_id(2) * C
     sequence, index = tile_sequence(offsets, tl.program_id(0), GROUP, TILE, SEQUENCES, count)
     if sequence >= count:
@@ -99,6 +99,6 @@ def chunk_attention(
     (count, stride), (scale, cap) = rows.tables.shape, scaling(scale, softcap)
     chunk_rows[grid](
         query, *as_stored(keys, keys if shared else values, scales), out, rows.tables, rows.lengths, rows.offsets,
-        count, stride, first, scale, sinks, **shape, **tile, CAP=cap, **options_of(width, value), **chained(),
+        count, stride, first, scale, sinks, **shape, **tile, CAP=cap, **options_of(width, value), **pdl_args(),
     )  # fmt: skip
     return out

@@ -30,11 +30,11 @@ from foresay.verifier.ops.kernels.linear import (
     tile_of_expert,
     tile_sums,
 )
-from foresay.verifier.ops.kernels.pdl import chained, wait_turn
+from foresay.verifier.ops.kernels.pdl import gdc_wait, pdl_args
 from foresay.verifier.ops.kernels.rows import kept, updated
 from foresay.verifier.ops.kernels.tile import columns_of
 from foresay.verifier.ops.launch import padded
-from foresay.verifier.ops.records import Routing, Sorted, turns_of
+from foresay.verifier.ops.records import ExpertRows, Routing, gate_parts
 
 #: Keys of experts already chosen, and of NaN or experts not considered.
 _TAKEN, _ASIDE = tl.constexpr(-(1 << 31)), tl.constexpr(1 - (1 << 31))
@@ -81,14 +81,14 @@ def _most(values):
 def route_rows(logits, correction, slots, factors, chosen, weights, scale, WIDTH: tl.constexpr, EXPERTS: tl.constexpr,
                CHOSEN: tl.constexpr, SIGMOID: tl.constexpr, CORRECTED: tl.constexpr, NORMALISED: tl.constexpr,
                PADDED: tl.constexpr, WEIGHTED: tl.constexpr, GROUPS: tl.constexpr, BEST: tl.constexpr,
-               ROWS: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+               ROWS: tl.constexpr, BLOCK: tl.constexpr, USE_GDC: tl.constexpr):  # fmt: skip
     """Grid (R), for GPU and CPU. Experts as [ROWS groups, BLOCK of each]. PADDED: there are ``slots``. WEIGHTED: there
     are ``factors``."""
     size: tl.constexpr = EXPERTS // GROUPS
     group, own = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCK)[None, :]
     inside = (group < GROUPS) & (own < size)
     number = tl.where(inside, group * size + own, EXPERTS)
-    wait_turn(CHAINED)
+    gdc_wait(USE_GDC)
     row = tl.program_id(0).to(tl.int64)
     score = tl.load(logits + row * WIDTH + number, inside, float("-inf"))
     if SIGMOID:
@@ -122,9 +122,9 @@ def route_rows(logits, correction, slots, factors, chosen, weights, scale, WIDTH
 
 @triton.jit(do_not_specialize=_SIZES)
 def sort_pairs(chosen, order, owners, places, woken, pairs, tiles, EXPERTS: tl.constexpr, ROWS: tl.constexpr,
-               BINS: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+               BINS: tl.constexpr, BLOCK: tl.constexpr, USE_GDC: tl.constexpr):  # fmt: skip
     """Grid (EXPERTS). Each counts all pairs, so that it knows where its own begin, and places these in their order."""
-    wait_turn(CHAINED)
+    gdc_wait(USE_GDC)
     expert, at, number = tl.program_id(0), tl.arange(0, BLOCK), tl.arange(0, BINS)
     counts = tl.zeros([BINS], tl.int32)
     for begin in tl.range(0, pairs, BLOCK):
@@ -151,16 +151,16 @@ def sort_pairs(chosen, order, owners, places, woken, pairs, tiles, EXPERTS: tl.c
             tl.store(owners + tile + at, -1, tile + at < tiles)
 
 
-def sort_rows(x: Tensor, chosen: Tensor, how: Routing, count: Tensor | None = None) -> tuple[Tensor, Sorted]:
+def sort_rows(x: Tensor, chosen: Tensor, how: Routing, count: Tensor | None = None) -> tuple[Tensor, ExpertRows]:
     """As :func:`foresay.verifier.ops.experts.sort_rows`."""
     pairs, (tiles, rows) = chosen.numel(), how.tiles(chosen)
     order, owners = (chosen.new_empty(*shape) for shape in ((tiles, rows), (tiles,)))
     places, woken = torch.empty_like(chosen), chosen.new_empty(1, dtype=torch.int64)
     sort_pairs[(how.experts,)](
         chosen, order, owners, places, woken, pairs, tiles, EXPERTS=how.experts, ROWS=rows, BINS=padded(how.experts),
-        BLOCK=_PAIRS, num_warps=4, **chained(),
+        BLOCK=_PAIRS, num_warps=4, **pdl_args(),
     )  # fmt: skip
-    return x, Sorted(places, woken, order, owners)
+    return x, ExpertRows(places, woken, order, owners)
 
 
 @triton.jit(do_not_specialize=("pairs",))
@@ -168,9 +168,9 @@ def expert_tiles(x, weight, scales, offsets, steps, bias, out, order, owners, pa
                  SHARE: tl.constexpr, OUTER: tl.constexpr, K: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
                  KIND: tl.constexpr, GROUPS: tl.constexpr, SPAN: tl.constexpr, OFFSETS: tl.constexpr,
                  WIDTH: tl.constexpr, ROWS: tl.constexpr, SEGMENT: tl.constexpr, ALL: tl.constexpr, BIAS: tl.constexpr,
-                 GATED: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+                 GATED: tl.constexpr, USE_GDC: tl.constexpr):  # fmt: skip
     """Grid (tiles, an expert's outputs / TILE). OUTER: outputs of all experts. SHARE: pairs that read one row of x."""
-    wait_turn(CHAINED)
+    gdc_wait(USE_GDC)
     expert = tl.load(owners + tl.program_id(0))
     if expert >= 0:
         each: tl.constexpr = OUTER // EXPERTS
@@ -187,17 +187,17 @@ def expert_tiles(x, weight, scales, offsets, steps, bias, out, order, owners, pa
         tl.store(out + where, result, mask=(own < outputs)[:, None] & (pair < pairs)[None, :])
 
 
-def expert_linear(x: Tensor, weight: BlockedWeight, dtype: torch.dtype, rows: Sorted) -> Tensor:
+def expert_linear(x: Tensor, weight: BlockedWeight, dtype: torch.dtype, rows: ExpertRows) -> Tensor:
     """As :func:`foresay.verifier.ops.experts.expert_linear`."""
-    assert rows.order is not None and rows.owners is not None, "they were sorted on this device"
+    assert rows.sorted_ids is not None and rows.expert_ids is not None, "they were sorted on this device"
     assert x.is_contiguous() and x.data_ptr() % 16 == 0 and weight.values.data_ptr() % 16 == 0, "see linear.product"
-    pairs, (tiles, height) = rows.places.numel(), rows.order.shape
+    pairs, (tiles, height) = rows.positions.numel(), rows.sorted_ids.shape
     each, tile = weight.outer // weight.experts, tile_of_expert(weight, height)
-    out = x.new_empty(pairs, each // turns_of(weight.gated), dtype=dtype)
+    out = x.new_empty(pairs, each // gate_parts(weight.gated), dtype=dtype)
     segments, length = weight.cut
     tensors = weight.scales, weight.offsets, weight.steps, weight.bias
     expert_tiles[(tiles, triton.cdiv(each, tile.outputs))](
-        x, weight.values, *(given(one, x) for one in tensors), out, rows.order, rows.owners, pairs,
+        x, weight.values, *(given(one, x) for one in tensors), out, rows.sorted_ids, rows.expert_ids, pairs,
         EXPERTS=weight.experts, SHARE=pairs // len(x), **about(weight), TILE=tile.outputs, ROWS=height, SEGMENT=length,
         ALL=segments > 1, BIAS=weight.bias is not None, GATED=GATES[weight.gated], **options(tile, weight),
     )  # fmt: skip
@@ -207,10 +207,10 @@ def expert_linear(x: Tensor, weight: BlockedWeight, dtype: torch.dtype, rows: So
 @triton.jit
 def mix_rows(parts, weights, places, shared, gates, out, WIDTH: tl.constexpr, CHOSEN: tl.constexpr,
              SHARED: tl.constexpr, GATES: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr,
-             CHAINED: tl.constexpr):  # fmt: skip
+             USE_GDC: tl.constexpr):  # fmt: skip
     """Grid (R, WIDTH / BLOCK), for GPU and CPU. GATES: columns of ``gates``; 0: the shared output has none. PADDED:
     whether places may be negative."""
-    wait_turn(CHAINED)
+    gdc_wait(USE_GDC)
     row, columns = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside, total = columns < WIDTH, tl.zeros([BLOCK], tl.float32)
     for slot in tl.static_range(CHOSEN):

@@ -31,10 +31,10 @@ from torch import Tensor
 from triton import knobs
 
 from foresay.verifier.ops.kernels.blocked import FLOATS, TILE, BlockedWeight
-from foresay.verifier.ops.kernels.pdl import capability, chained, wait_turn
+from foresay.verifier.ops.kernels.pdl import capability, gdc_wait, pdl_args
 from foresay.verifier.ops.kernels.tile import bring_tile, columns_of, float_block, nothing, tile_product
 from foresay.verifier.ops.launch import as_read
-from foresay.verifier.ops.records import Gate, SplitKSums, turns_of
+from foresay.verifier.ops.records import Gate, SplitKSums, gate_parts
 
 #: A kernel is not compiled again for numbers of rows that are 1 or even, nor for segments that were added already.
 ROWS, APART = ("R",), ("apart",)
@@ -111,9 +111,9 @@ def squared(value):
 
 @triton.jit(do_not_specialize=APART)
 def add_segments(product, bias, out, apart, OUTER: tl.constexpr, SEGMENTS: tl.constexpr, BIAS: tl.constexpr,
-                 GATED: tl.constexpr, WIDTH: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+                 GATED: tl.constexpr, WIDTH: tl.constexpr, USE_GDC: tl.constexpr):  # fmt: skip
     """Grid (R, width of out / WIDTH). out: [R, O], or [R, O / 2] of halves."""
-    wait_turn(CHAINED)
+    gdc_wait(USE_GDC)
     row, columns = tl.program_id(0), tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     width: tl.constexpr = OUTER // 2 if GATED > 0 else OUTER
     kind: tl.constexpr = out.dtype.element_ty
@@ -131,10 +131,10 @@ def finish(product: SplitKSums, dtype: torch.dtype, gate: Gate = "") -> Tensor:
     """As :func:`foresay.verifier.ops.linear.finish`."""
     pointers, apart, about = as_read(product)
     rows, outer = product.sums.shape[1:]
-    out = product.sums.new_empty(rows, outer // turns_of(gate), dtype=dtype)
+    out = product.sums.new_empty(rows, outer // gate_parts(gate), dtype=dtype)
     add_segments[(rows, triton.cdiv(out.shape[1], _WIDTH))](
         *pointers, out, apart, OUTER=outer, **about, GATED=GATES[gate], WIDTH=_WIDTH, num_warps=2,
-        enable_fp_fusion=False, **chained(),
+        enable_fp_fusion=False, **pdl_args(),
     )  # fmt: skip
     return out
 
@@ -220,7 +220,7 @@ def linear_tiles(x, weight, scales, offsets, steps, bias, out, R, OUTER: tl.cons
                  TILE: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr, GROUPS: tl.constexpr, SPAN: tl.constexpr,
                  OFFSETS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, SEGMENT: tl.constexpr,
                  ALL: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, AHEAD: tl.constexpr,
-                 EARLY: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+                 EARLY: tl.constexpr, USE_GDC: tl.constexpr):  # fmt: skip
     """Grid (R / ROWS, outputs / TILE, segments; 1 if a program adds up ALL of them). out: [R, O], or [R, O / 2] of
     halves, finished; or fp32[segments, R, O] where there are several programs. WIDTH: the filled inner width. AHEAD:
     blocks that are prefetched. EARLY: whether the first one is loaded before this kernel's turn."""
@@ -229,10 +229,10 @@ def linear_tiles(x, weight, scales, offsets, steps, bias, out, R, OUTER: tl.cons
     outputs: tl.constexpr = OUTER // 2 if GATED > 0 else OUTER
     start = part * SEGMENT
     end = tl.minimum(start + SEGMENT, WIDTH)
-    if CHAINED:
+    if USE_GDC:
         bring_tile(weight, columns, start, end, OUTER, K, BLOCK, KIND, AHEAD)
     early = float_block(weight, columns, start, OUTER, K, BLOCK) if EARLY else None
-    wait_turn(CHAINED)
+    gdc_wait(USE_GDC)
     sums = tile_sums(x, weight, scales, offsets, steps, rows, columns, 0 if ALL else start, WIDTH if ALL else end, R,
                       OUTER, K, BLOCK, KIND, GROUPS, SPAN, OFFSETS, SEGMENT, ALL, early)  # fmt: skip
     result = activated(sums, bias, columns, out.dtype.element_ty, OUTER, BIAS, GATED)
@@ -243,10 +243,10 @@ def linear_tiles(x, weight, scales, offsets, steps, bias, out, R, OUTER: tl.cons
 @triton.jit(do_not_specialize=ROWS)
 def head_tiles(x, weight, scales, offsets, steps, out, R, HEADS: tl.constexpr, OUTER: tl.constexpr, K: tl.constexpr,
                TILE: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr, GROUPS: tl.constexpr, SPAN: tl.constexpr,
-               OFFSETS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+               OFFSETS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, USE_GDC: tl.constexpr):  # fmt: skip
     """Grid (R / ROWS, outputs of a head / TILE, HEADS). x: [R, HEADS * K], out: [R, OUTER]: each head with its own rows
     of the weight, in one chain. A head of a row is a row of x [R * HEADS, K]."""
-    wait_turn(CHAINED)
+    gdc_wait(USE_GDC)
     first, head = tl.program_id(0) * ROWS, tl.program_id(2)
     outputs: tl.constexpr = OUTER // HEADS
     own, rows = tl.program_id(1) * TILE + tl.arange(0, TILE), first + tl.arange(0, ROWS)
@@ -273,12 +273,12 @@ def head_product(x: Tensor, weight: BlockedWeight, dtype: torch.dtype) -> Tensor
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """As :func:`foresay.verifier.ops.linear.linear`."""
-    return whole(x, BlockedWeight.of(weight, bias), x.dtype)
+    return whole(x, BlockedWeight.pack(weight, bias), x.dtype)
 
 
 def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, gated: Gate = "silu") -> Tensor:
     """As :func:`foresay.verifier.ops.linear.gated_linear`."""
-    return whole(x, BlockedWeight.of(weight, bias, gated), x.dtype)
+    return whole(x, BlockedWeight.pack(weight, bias, gated), x.dtype)
 
 
 def whole(x: Tensor, weight: BlockedWeight, dtype: torch.dtype) -> Tensor:
@@ -300,7 +300,7 @@ def product(x: Tensor, weight: BlockedWeight, dtype: torch.dtype, finished: bool
         sums = x.new_empty(programs, len(x), weight.outer, dtype=torch.float32)
         _launch(x, weight, sums, tile, programs, False)
         return SplitKSums(sums, weight.bias, weight.cut[0])
-    out = x.new_empty(len(x), weight.outer // turns_of(weight.gated), dtype=dtype)
+    out = x.new_empty(len(x), weight.outer // gate_parts(weight.gated), dtype=dtype)
     _launch(x, weight, out, tile, programs, True)
     return out
 
@@ -345,7 +345,7 @@ def _launch(x: Tensor, weight: BlockedWeight, out: Tensor, tile: Tile, programs:
 def options(tile: Tile, weight: BlockedWeight) -> dict[str, Any]:
     """How a product of tiles is launched."""
     stages = tile.stages if weight.scales is None else _STAGES[weight.block]
-    return {"num_warps": tile.warps, "num_stages": stages, "enable_fp_fusion": False, **chained()}
+    return {"num_warps": tile.warps, "num_stages": stages, "enable_fp_fusion": False, **pdl_args()}
 
 
 def given(tensor: Tensor | None, instead: Tensor) -> Tensor:

@@ -23,24 +23,24 @@ PDL = os.environ.get("TRITON_PDL", "1") != "0"
 
 
 @triton.jit
-def wait_turn(CHAINED: tl.constexpr):
+def gdc_wait(USE_GDC: tl.constexpr):
     """Every kernel calls this before it reads data that is not constant, and before it writes."""
-    if CHAINED:
+    if USE_GDC:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
 
 
 @triton.jit
-def bring(pointers):
+def prefetch_l2(pointers):
     """Prefetch the lines at these pointers into the L2."""
     instruction: tl.constexpr = "prefetch.global.L2 [$1]; mov.b32 $0, 0;"
     tl.inline_asm_elementwise(instruction, "=r,l", [pointers.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1)
 
 
-def chained() -> dict[str, bool]:
+def pdl_args() -> dict[str, bool]:
     """Launch options of such a kernel: supported from compute capability 9.0 on."""
     able = PDL and not knobs.runtime.interpret and capability() >= 90
-    return {"CHAINED": able, "launch_pdl": able}
+    return {"USE_GDC": able, "launch_pdl": able}
 
 
 def capability() -> int:

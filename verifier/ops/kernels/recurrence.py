@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from foresay.kvpaging.states import LANES, NODES, LayerStates
-from foresay.verifier.ops.kernels.pdl import wait_turn
+from foresay.verifier.ops.kernels.pdl import gdc_wait
 from foresay.verifier.ops.kernels.rows import kept
 from foresay.verifier.ops.launch import launch, padded
 
@@ -171,10 +171,10 @@ def convolve_rows(mixed, rates, weights, bias, decay, shift, tails, records, kep
                   is_text, pages, stops, nodes, made, gains, sequences, HEADS: tl.constexpr, KEYS: tl.constexpr,
                   DIM: tl.constexpr, WIDTH: tl.constexpr, SCANS: tl.constexpr, TREES: tl.constexpr, TEXTS: tl.constexpr,
                   SEQUENCES: tl.constexpr, PADDED: tl.constexpr, TAPS: tl.constexpr, PART: tl.constexpr,
-                  BLOCK: tl.constexpr, GAINS: tl.constexpr, SCALE: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+                  BLOCK: tl.constexpr, GAINS: tl.constexpr, SCALE: tl.constexpr, USE_GDC: tl.constexpr):  # fmt: skip
     """Grid (R, queries, keys and values): a head of one row, of values PART; the first has all GAINS, shares and
     decays. PADDED: whether there are rows after the last sequence's."""
-    wait_turn(CHAINED)
+    gdc_wait(USE_GDC)
     channels: tl.constexpr = 2 * KEYS + HEADS * WIDTH
     stride: tl.constexpr = channels + HEADS * WIDTH
     record_width: tl.constexpr = KEYS + HEADS * WIDTH + HEADS
@@ -229,9 +229,9 @@ def _stepped(state, keys, learned, decay):
 def remember_rows(made, gains, skip, states, records, offsets, lengths, words, is_text, pages, stops, nodes, out,
                   sequences, paths, HEADS: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
                   SCANS: tl.constexpr, TREES: tl.constexpr, TEXTS: tl.constexpr, SEQUENCES: tl.constexpr,
-                  BY_ROWS: tl.constexpr, BLOCK: tl.constexpr, VALUES: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+                  BY_ROWS: tl.constexpr, BLOCK: tl.constexpr, VALUES: tl.constexpr, USE_GDC: tl.constexpr):  # fmt: skip
     """Grid (leaves, HEADS, WIDTH / VALUES): each row is a leaf (BY_ROWS), or each sequence has ``paths`` of them."""
-    wait_turn(CHAINED)
+    gdc_wait(USE_GDC)
     channels: tl.constexpr = 2 * KEYS + HEADS * WIDTH
     record_width: tl.constexpr = KEYS + HEADS * WIDTH + HEADS
     number, head, first_value = tl.program_id(0), tl.program_id(1), tl.program_id(2) * VALUES
@@ -291,9 +291,9 @@ def remember_rows(made, gains, skip, states, records, offsets, lengths, words, i
 
 @triton.jit
 def finish_rows(out, mixed, weight, done, eps, PARTS: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr,
-                SHARED: tl.constexpr, BLOCK: tl.constexpr, SCANS: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+                SHARED: tl.constexpr, BLOCK: tl.constexpr, SCANS: tl.constexpr, USE_GDC: tl.constexpr):  # fmt: skip
     """Grid (R, PARTS): a head, or what a scan normalises together, after its gate."""
-    wait_turn(CHAINED)
+    gdc_wait(USE_GDC)
     row, part, columns = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, BLOCK)
     inside = columns < WIDTH
     value = tl.load(out + (row * PARTS + part) * WIDTH + columns, inside, 0.0)
@@ -312,9 +312,9 @@ def finish_rows(out, mixed, weight, done, eps, PARTS: tl.constexpr, WIDTH: tl.co
 @triton.jit(do_not_specialize=_SIZES)
 def short_rows(mixed, weights, tails, kept_rows, offsets, lengths, words, is_text, pages, stops, nodes, done, sequences,
                TREES: tl.constexpr, TEXTS: tl.constexpr, SEQUENCES: tl.constexpr, PADDED: tl.constexpr,
-               CHANNELS: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+               CHANNELS: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr, USE_GDC: tl.constexpr):  # fmt: skip
     """Grid (R, blocks of channels)."""
-    wait_turn(CHAINED)
+    gdc_wait(USE_GDC)
     row, columns = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside, second = columns < CHANNELS, mixed + 2 * CHANNELS
     sequence = _sequence_of(row, offsets, sequences, SEQUENCES)
@@ -353,9 +353,9 @@ def _path_of(sequence, layer, taken, lengths, targets, size, pages):
 @triton.jit(do_not_specialize=_PLACES)
 def replay_states(states, records, paths, taken, lengths, targets, size, first, deepest, sequences, pages, nodes,
                   HEADS: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
-                  BLOCK: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+                  BLOCK: tl.constexpr, USE_GDC: tl.constexpr):  # fmt: skip
     """Grid (layers * sequences, HEADS, tiles). nodes: the capacity of a layer's records."""
-    wait_turn(CHAINED)
+    gdc_wait(USE_GDC)
     record_width: tl.constexpr = KEYS + HEADS * WIDTH + HEADS
     state_size: tl.constexpr = HEADS * WIDTH * DIM
     layer, sequence = (tl.program_id(0) // sequences).to(tl.int64), tl.program_id(0) % sequences
@@ -377,9 +377,9 @@ def replay_states(states, records, paths, taken, lengths, targets, size, first, 
 
 @triton.jit(do_not_specialize=_PLACES)
 def replay_tails(tails, kept, paths, taken, lengths, targets, size, first, deepest, sequences, pages, nodes,
-                 CHANNELS: tl.constexpr, TAIL: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+                 CHANNELS: tl.constexpr, TAIL: tl.constexpr, BLOCK: tl.constexpr, USE_GDC: tl.constexpr):  # fmt: skip
     """Grid (layers * sequences, blocks of channels, 2): after the whole path, and at the boundary inside."""
-    wait_turn(CHAINED)
+    gdc_wait(USE_GDC)
     layer, sequence = (tl.program_id(0) // sequences).to(tl.int64), tl.program_id(0) % sequences
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     whole, inside, fresh, source, goal, boundary = _path_of(sequence, layer, taken, lengths, targets, size, pages)

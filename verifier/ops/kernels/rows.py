@@ -12,7 +12,7 @@ import triton.language as tl
 
 from foresay.verifier.ops.kernels.key_blocks import LOG2_E, narrowed, scale_of, softcapped
 from foresay.verifier.ops.kernels.linear import APART, gated, product_at
-from foresay.verifier.ops.kernels.pdl import wait_turn
+from foresay.verifier.ops.kernels.pdl import gdc_wait
 
 _LOG2_E = tl.constexpr(LOG2_E)
 
@@ -75,14 +75,14 @@ def weighted(value, weight, KIND: tl.constexpr):
 @triton.jit(do_not_specialize=APART)
 def norm_rows(x, y, bias, weight, shift, scalar, out, apart, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
               SHARE: tl.constexpr, SCALED: tl.constexpr, NORM: tl.constexpr, SHIFTED: tl.constexpr,
-              CENTRED: tl.constexpr, SEGMENTS: tl.constexpr, BIAS: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+              CENTRED: tl.constexpr, SEGMENTS: tl.constexpr, BIAS: tl.constexpr, USE_GDC: tl.constexpr):  # fmt: skip
     """x += SHARE y, a product with its bias, unless SHARE is 0, then x *= scalar if SCALED; then out = norm(x) if NORM.
     One program per row."""
     columns = tl.arange(0, BLOCK)
     inside = columns < WIDTH
     if NORM:
         factor, offset = weights_of(weight, shift, columns, inside, SHIFTED)
-    wait_turn(CHAINED)
+    gdc_wait(USE_GDC)
     number = tl.program_id(0)
     start = number.to(tl.int64) * WIDTH
     row = tl.load(x + start + columns, inside, 0.0)
@@ -103,28 +103,28 @@ def norm_rows(x, y, bias, weight, shift, scalar, out, apart, eps, WIDTH: tl.cons
 
 @triton.jit(do_not_specialize=["width", "stride", "first"])
 def taken_rows(table, indices, out, width, stride, first, PLACED: tl.constexpr, BLOCK: tl.constexpr,
-               CHAINED: tl.constexpr):  # fmt: skip
+               USE_GDC: tl.constexpr):  # fmt: skip
     """Grid (R,): one row of a table, the one of the same number unless PLACED, to column ``first`` of a row of
     ``stride``."""
-    wait_turn(CHAINED)
+    gdc_wait(USE_GDC)
     row, columns = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     inside, index = columns < width, tl.load(indices + row) if PLACED else row
     tl.store(out + row * stride + first + columns, tl.load(table + index * width + columns, inside), inside)
 
 
 @triton.jit(do_not_specialize=["width"])
-def put_rows(table, indices, rows, width, BLOCK: tl.constexpr, CHAINED: tl.constexpr):
+def put_rows(table, indices, rows, width, BLOCK: tl.constexpr, USE_GDC: tl.constexpr):
     """Grid (R,): a row to one of a table."""
-    wait_turn(CHAINED)
+    gdc_wait(USE_GDC)
     row, columns = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     inside, index = columns < width, tl.load(indices + row)
     tl.store(table + index * width + columns, tl.load(rows + row * width + columns, inside), inside)
 
 
 @triton.jit(do_not_specialize=["width", "taken"])
-def taken_columns(x, indices, out, width, taken, BLOCK: tl.constexpr, CHAINED: tl.constexpr):
+def taken_columns(x, indices, out, width, taken, BLOCK: tl.constexpr, USE_GDC: tl.constexpr):
     """Grid (R,): some numbers of a row."""
-    wait_turn(CHAINED)
+    gdc_wait(USE_GDC)
     row, columns = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     inside = columns < taken
     tl.store(
@@ -134,9 +134,9 @@ def taken_columns(x, indices, out, width, taken, BLOCK: tl.constexpr, CHAINED: t
 
 @triton.jit
 def both_rows(first, second, indices, out_first, out_second, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
-              CHAINED: tl.constexpr):  # fmt: skip
+              USE_GDC: tl.constexpr):  # fmt: skip
     """Grid (R,): one row of two tables."""
-    wait_turn(CHAINED)
+    gdc_wait(USE_GDC)
     row, columns = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     inside, index = columns < WIDTH, tl.load(indices + row)
     tl.store(out_first + row * WIDTH + columns, tl.load(first + index * WIDTH + columns, inside, 0.0), inside)
@@ -145,13 +145,13 @@ def both_rows(first, second, indices, out_first, out_second, WIDTH: tl.constexpr
 
 @triton.jit
 def embedded_rows(table, tokens, weight, shift, x, out, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
-                  NORM: tl.constexpr, SHIFTED: tl.constexpr, CENTRED: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+                  NORM: tl.constexpr, SHIFTED: tl.constexpr, CENTRED: tl.constexpr, USE_GDC: tl.constexpr):  # fmt: skip
     """Grid (R,): x = table[token], out = norm(x) if NORM."""
     row, columns = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     inside = columns < WIDTH
     if NORM:
         factor, offset = weights_of(weight, shift, columns, inside, SHIFTED)
-    wait_turn(CHAINED)
+    gdc_wait(USE_GDC)
     read = tl.load(table + tl.load(tokens + row) * WIDTH + columns, inside, 0.0)
     tl.store(x + row * WIDTH + columns, read, inside)
     if NORM:
@@ -161,9 +161,9 @@ def embedded_rows(table, tokens, weight, shift, x, out, eps, WIDTH: tl.constexpr
 
 @triton.jit
 def paired_rows(table, tokens, hidden, of_token, of_hidden, out, stream, eps, KNOWN: tl.constexpr, WIDTH: tl.constexpr,
-                BLOCK: tl.constexpr, NORMED: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+                BLOCK: tl.constexpr, NORMED: tl.constexpr, USE_GDC: tl.constexpr):  # fmt: skip
     """Grid (R, 2). out: [R, 2 WIDTH], norms of table[token] and of hidden. stream: hidden, or its norm if NORMED."""
-    wait_turn(CHAINED)
+    gdc_wait(USE_GDC)
     row, part, columns = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, BLOCK)
     inside, of_both = columns < WIDTH, row * 2 * WIDTH + part * WIDTH + columns
     token = tl.minimum(tl.maximum(tl.load(tokens + row), 0), KNOWN - 1)
@@ -177,9 +177,9 @@ def paired_rows(table, tokens, hidden, of_token, of_hidden, out, stream, eps, KN
 
 @triton.jit(do_not_specialize=APART)
 def gate_rows(x, gate, bias, apart, WIDTH: tl.constexpr, SEGMENTS: tl.constexpr, BIAS: tl.constexpr,
-              COLUMNS: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+              COLUMNS: tl.constexpr, USE_GDC: tl.constexpr):  # fmt: skip
     """Grid (R, WIDTH / COLUMNS). gate: a product with its bias."""
-    wait_turn(CHAINED)
+    gdc_wait(USE_GDC)
     row, columns = tl.program_id(0), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside, where = columns < WIDTH, x + row.to(tl.int64) * WIDTH + columns
     kind: tl.constexpr = x.dtype.element_ty
@@ -191,13 +191,13 @@ def gate_rows(x, gate, bias, apart, WIDTH: tl.constexpr, SEGMENTS: tl.constexpr,
 @triton.jit(do_not_specialize=APART)
 def layer_input_rows(product, bias, table, tokens, weight, out, apart, eps, FACTOR: tl.constexpr, SCALE: tl.constexpr,
                      HALF: tl.constexpr, LAYERS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
-                     SEGMENTS: tl.constexpr, BIAS: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+                     SEGMENTS: tl.constexpr, BIAS: tl.constexpr, USE_GDC: tl.constexpr):  # fmt: skip
     """Grid (R, LAYERS): out = HALF (norm(FACTOR product) + SCALE table[token]), WIDTH numbers of a layer."""
     own = tl.arange(0, BLOCK)
     inside = own < WIDTH
     kind: tl.constexpr = out.dtype.element_ty
     factor = tl.load(weight + own, inside, 0.0)
-    wait_turn(CHAINED)
+    gdc_wait(USE_GDC)
     row, columns = tl.program_id(0), tl.program_id(1) * WIDTH + own
     made = product_at(product, bias, row, columns, inside, apart, kind, LAYERS * WIDTH, SEGMENTS, BIAS)
     made = kept((made.to(tl.float32) * FACTOR).to(kind))
@@ -211,9 +211,9 @@ def layer_input_rows(product, bias, table, tokens, weight, out, apart, eps, FACT
 @triton.jit(do_not_specialize=(*APART, "first"))
 def gated_input_rows(gate, bias, inputs, out, apart, first, STRIDE: tl.constexpr, WIDTH: tl.constexpr,
                      BLOCK: tl.constexpr, SEGMENTS: tl.constexpr, BIAS: tl.constexpr,
-                     CHAINED: tl.constexpr):  # fmt: skip
+                     USE_GDC: tl.constexpr):  # fmt: skip
     """Grid (R,): out = gelu(gate) inputs, of which a row's begin with ``first``."""
-    wait_turn(CHAINED)
+    gdc_wait(USE_GDC)
     row, columns = tl.program_id(0), tl.arange(0, BLOCK)
     inside = columns < WIDTH
     kind: tl.constexpr = out.dtype.element_ty
@@ -229,9 +229,9 @@ def capped(x, CAP: tl.constexpr):
 
 
 @triton.jit
-def finish_rows(logits, scale, WIDTH: tl.constexpr, CAP: tl.constexpr, COLUMNS: tl.constexpr, CHAINED: tl.constexpr):
+def finish_rows(logits, scale, WIDTH: tl.constexpr, CAP: tl.constexpr, COLUMNS: tl.constexpr, USE_GDC: tl.constexpr):
     """Grid (W, WIDTH / COLUMNS). CAP: 0 for none."""
-    wait_turn(CHAINED)
+    gdc_wait(USE_GDC)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside, where = columns < WIDTH, logits + tl.program_id(0).to(tl.int64) * WIDTH + columns
     value = tl.load(where, inside) * scale
@@ -287,12 +287,12 @@ def rotate_and_store_rows(qkv, bias, cos, signed_sin, factor, query_weight, key_
                           HALF: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr, NORM: tl.constexpr,
                           WHOLE: tl.constexpr, AFTER: tl.constexpr, FACTOR: tl.constexpr, LARGEST: tl.constexpr,
                           ALIKE: tl.constexpr, VALUED: tl.constexpr, SEGMENTS: tl.constexpr, BIAS: tl.constexpr,
-                          CHAINED: tl.constexpr):  # fmt: skip
+                          USE_GDC: tl.constexpr):  # fmt: skip
     """The heads of one row, HEADS of them per program; HALF of a head in BLOCK columns. NORM: whether heads are
     normalised, all together if WHOLE, after rotation if AFTER; VALUED: and values, without weight. LARGEST: the largest
     number of the type that keys and values are quantised to; 0: not quantised. ALIKE: values are the product of keys.
     GROUPS: 0 if there are only queries."""
-    wait_turn(CHAINED)
+    gdc_wait(USE_GDC)
     row = tl.program_id(0).to(tl.int64)
     heads = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
     columns = tl.arange(0, BLOCK)[None, :]
@@ -373,9 +373,9 @@ def rotate_and_store_rows(qkv, bias, cos, signed_sin, factor, query_weight, key_
 
 @triton.jit
 def join_latent_rows(plain, turning, cos, signed_sin, out, slots, HEADS: tl.constexpr, WIDTH: tl.constexpr,
-                     HALF: tl.constexpr, BLOCK: tl.constexpr, PLACED: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+                     HALF: tl.constexpr, BLOCK: tl.constexpr, PLACED: tl.constexpr, USE_GDC: tl.constexpr):  # fmt: skip
     """A head of a row: WIDTH numbers as they are, then twice HALF, rotated."""
-    wait_turn(CHAINED)
+    gdc_wait(USE_GDC)
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     index = tl.load(slots + row) if PLACED else row
     columns = tl.arange(0, BLOCK)

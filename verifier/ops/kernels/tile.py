@@ -17,7 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from foresay.verifier.ops.kernels.pdl import bring
+from foresay.verifier.ops.kernels.pdl import prefetch_l2
 
 
 @triton.jit
@@ -138,9 +138,9 @@ def bring_tile(weight, columns, begin, end, OUTER: tl.constexpr, K: tl.constexpr
     for number in tl.static_range(AHEAD):
         start = tl.minimum(begin + number * BLOCK, last)
         if KIND == "floats":
-            bring(weight + inside * K + tl.minimum(start + 64 * tl.arange(0, lines)[None, :], K - 1))
+            prefetch_l2(weight + inside * K + tl.minimum(start + 64 * tl.arange(0, lines)[None, :], K - 1))
         else:
-            bring(weight + (tl.cast(start // BLOCK, tl.int64) * OUTER + inside) * width)
+            prefetch_l2(weight + (tl.cast(start // BLOCK, tl.int64) * OUTER + inside) * width)
 
 
 @triton.jit

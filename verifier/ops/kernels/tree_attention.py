@@ -44,9 +44,9 @@ from foresay.verifier.ops.kernels.key_blocks import (
     weighted,
 )
 from foresay.verifier.ops.kernels.linear import APART, product_at
-from foresay.verifier.ops.kernels.pdl import chained, wait_turn
+from foresay.verifier.ops.kernels.pdl import gdc_wait, pdl_args
 from foresay.verifier.ops.launch import as_read, as_stored
-from foresay.verifier.ops.records import AttentionMetadata, Unrotated
+from foresay.verifier.ops.records import AttentionMetadata, FusedRope
 
 #: The most nodes of a tree: bits of an ancestor word.
 NODES = 64
@@ -254,9 +254,9 @@ def _load_partials(stats, partials, row, head, first_column, start, turns, begin
 
 @triton.jit(do_not_specialize=INTEGERS)
 def tail_rows(tables, lengths, offsets, words, depths, out, count, table_stride, PAGE: tl.constexpr,
-              SEQUENCES: tl.constexpr, BLOCK: tl.constexpr, TAILS: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+              SEQUENCES: tl.constexpr, BLOCK: tl.constexpr, TAILS: tl.constexpr, USE_GDC: tl.constexpr):  # fmt: skip
     """Grid (R, TAILS). out: int32[R, TAILS, BLOCK]."""
-    wait_turn(CHAINED)
+    gdc_wait(USE_GDC)
     row, tail, lane = tl.program_id(0), tl.program_id(1), tl.arange(0, BLOCK)
     sequence = row_sequence(offsets, row, SEQUENCES, count)
     there = held(sequence, count, SEQUENCES)
@@ -275,10 +275,10 @@ def tree_partials(query, bias, cos, signed_sin, own, apart, keys, values, scales
                   D: tl.constexpr, V: tl.constexpr, WIDE: tl.constexpr, C: tl.constexpr, PAGE: tl.constexpr,
                   WINDOW: tl.constexpr, SEQUENCES: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr,
                   TILE: tl.constexpr, CAP: tl.constexpr, TAILS: tl.constexpr, FOLDED: tl.constexpr,
-                  CHAINED: tl.constexpr):  # fmt: skip
+                  USE_GDC: tl.constexpr):  # fmt: skip
     """Grid (tiles * parts + R * tiles of a row * TAILS, G, V / C): committed parts of the tiles first, then the rows'
     tails. cos: None, or ``query`` is the product that is rotated here, and stored in the slots ``own``."""
-    wait_turn(CHAINED)
+    gdc_wait(USE_GDC)
     turn = None if cos is None else (query, bias, cos, signed_sin, own, apart)
     program, head, first_column = tl.program_id(0), tl.program_id(1), tl.program_id(2) * C
     each: tl.constexpr = (GROUP + TILE - 1) // TILE
@@ -298,9 +298,9 @@ def tree_partials(query, bias, cos, signed_sin, own, apart, keys, values, scales
 @triton.jit(do_not_specialize=INTEGERS)
 def tree_merge(stats, partials, out, lengths, offsets, depths, R, count, whole_splits, first, sinks, H: tl.constexpr,
                V: tl.constexpr, C: tl.constexpr, WINDOW: tl.constexpr, SEQUENCES: tl.constexpr, BLOCK: tl.constexpr,
-               SPLIT: tl.constexpr, DEPTH: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+               SPLIT: tl.constexpr, DEPTH: tl.constexpr, USE_GDC: tl.constexpr):  # fmt: skip
     """Grid (R, H, Z): the partials of one head of one row: blocks into splits and splits into the result, in order."""
-    wait_turn(CHAINED)
+    gdc_wait(USE_GDC)
     row, head, first_column = tl.program_id(0), tl.program_id(1), tl.program_id(2) * C
     depth, sequence = tl.load(depths + row), row_sequence(offsets, row, SEQUENCES, count)
     length = tl.load(lengths + held(sequence, count, SEQUENCES))
@@ -355,12 +355,12 @@ def tail_slots(rows: AttentionMetadata) -> Tensor:
     (count, stride), out = rows.tables.shape, rows.tables.new_empty(len(rows.words), TAILS, BLOCK)
     tail_rows[(len(out), TAILS)](
         rows.tables, rows.lengths, rows.offsets, rows.words, rows.depths, out, count, stride, PAGE=rows.page_size,
-        SEQUENCES=triton.next_power_of_2(count), BLOCK=BLOCK, TAILS=TAILS, num_warps=1, **chained(),
+        SEQUENCES=triton.next_power_of_2(count), BLOCK=BLOCK, TAILS=TAILS, num_warps=1, **pdl_args(),
     )  # fmt: skip
     return out
 
 
-def _as_turned(query: Tensor | Unrotated, keys: Tensor) -> tuple[Tensor, list[Any], dict[str, Any]]:
+def _as_turned(query: Tensor | FusedRope, keys: Tensor) -> tuple[Tensor, list[Any], dict[str, Any]]:
     """A tensor of the queries' shape; what kernels read of them, and of their rotation; constants."""
     if isinstance(query, Tensor):
         return query, [query, None, None, None, None, 0], {"SEGMENTS": 1, "BIAS": False}
@@ -371,7 +371,7 @@ def _as_turned(query: Tensor | Unrotated, keys: Tensor) -> tuple[Tensor, list[An
 
 
 def tree_attention(
-    query: Tensor | Unrotated,
+    query: Tensor | FusedRope,
     keys: Tensor,
     values: Tensor,
     rows: AttentionMetadata,
@@ -414,10 +414,10 @@ def tree_attention(
         *read, *as_stored(keys, keys if shared else values, scales), rows.tables, rows.lengths, rows.offsets,
         rows.words, rows.depths, rows.tails, stats, partials, total, sequences, stride, tiles, parts, whole, first,
         factor, **about, **shape, **tile, CAP=cap, TAILS=TAILS, FOLDED=whole_splits, **options_of(width, value),
-        **chained(),
+        **pdl_args(),
     )  # fmt: skip
     tree_merge[(total, heads, of_values)](
         stats, partials, out, rows.lengths, rows.offsets, rows.depths, total, sequences, whole, first, sinks, **shape,
-        DEPTH=DEPTH, **OPTIONS | {"num_warps": 1}, **chained(),
+        DEPTH=DEPTH, **OPTIONS | {"num_warps": 1}, **pdl_args(),
     )  # fmt: skip
     return out

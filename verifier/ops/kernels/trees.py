@@ -8,18 +8,18 @@ import triton
 import triton.language as tl
 
 from foresay.verifier.ops.kernels.candidates import NO_TOKEN, NOTHING, entry_of, parts_of
-from foresay.verifier.ops.kernels.pdl import wait_turn
+from foresay.verifier.ops.kernels.pdl import gdc_wait
 from foresay.verifier.ops.kernels.rows import kept, updated
 
 
 @triton.jit(do_not_specialize=["rows", "pages", "width", "depth_stride"])
 def lay_out_rows(tables, lengths, depths, nodes, live, positions, slots, rows, pages, width, depth_stride,
-                 PAGE_SIZE: tl.constexpr, ROWS: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+                 PAGE_SIZE: tl.constexpr, ROWS: tl.constexpr, USE_GDC: tl.constexpr):  # fmt: skip
     """ROWS rows. depth_stride: from one sequence's depths to the next's, 0 if all have the same.
 
     Of the sizes only the page's is compiled in: trees and tables have many.
     """
-    wait_turn(CHAINED)
+    gdc_wait(USE_GDC)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside, sequence = row < rows, row // width
     real = inside & (tl.load(live + sequence, inside, 0) != 0)
@@ -33,9 +33,9 @@ def lay_out_rows(tables, lengths, depths, nodes, live, positions, slots, rows, p
 
 @triton.jit(do_not_specialize=["width"])
 def walk_trees(tokens, parents, ancestors, sampled, counts, slots, lengths, paths, emitted, sources, live, width,
-               PADDED: tl.constexpr, WORD: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+               PADDED: tl.constexpr, WORD: tl.constexpr, USE_GDC: tl.constexpr):  # fmt: skip
     """The accept rule of spec/accept.py: bit i of ``match`` is set if token i is the sample at its parent."""
-    wait_turn(CHAINED)
+    gdc_wait(USE_GDC)
     sequence = tl.program_id(0)
     node = tl.arange(0, WORD)
     count = tl.load(counts + sequence)
@@ -67,9 +67,9 @@ def walk_trees(tokens, parents, ancestors, sampled, counts, slots, lengths, path
 
 @triton.jit(do_not_specialize=["width"])
 def report_rows(lengths, paths, tokens, parents, counts, sampled, out, width, NONE: tl.constexpr, WORD: tl.constexpr,
-                CHAINED: tl.constexpr):  # fmt: skip
+                USE_GDC: tl.constexpr):  # fmt: skip
     """Grid (B,): one sequence's outcome for the host."""
-    wait_turn(CHAINED)
+    gdc_wait(USE_GDC)
     sequence, node = tl.program_id(0), tl.arange(0, WORD)
     inside, at, to = node < width, sequence * width + node, out + sequence * (1 + 4 * width)
     tl.store(to, tl.load(lengths + sequence))
@@ -82,9 +82,9 @@ def report_rows(lengths, paths, tokens, parents, counts, sampled, out, width, NO
 
 @triton.jit(do_not_specialize=["total", "width", "count"])
 def path_rows(paths, slots, lengths, rows, positions, own, width, count, total, ROWS: tl.constexpr,
-              CHAINED: tl.constexpr):  # fmt: skip
+              USE_GDC: tl.constexpr):  # fmt: skip
     """ROWS of the first ``count`` nodes of each path."""
-    wait_turn(CHAINED)
+    gdc_wait(USE_GDC)
     number = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside, sequence = number < total, number // count
     at = sequence * width + number % count
@@ -98,13 +98,13 @@ def path_rows(paths, slots, lengths, rows, positions, own, width, count, total, 
 @triton.jit(do_not_specialize=["slots", "path_width"])
 def move_columns(keys, values, sources, destinations, lengths, slots, path_width, KEY_WIDTH: tl.constexpr,
                  VALUE_WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-                 CHAINED: tl.constexpr):  # fmt: skip
+                 USE_GDC: tl.constexpr):  # fmt: skip
     """Grid (S, pieces, L): COLUMNS words of all ROWS of a sequence, in one layer; the last pieces are the values'.
 
     No other program reads or writes what this one does, so they may run in any order. All rows are read, then all
     threads synchronise, then rows are written: any destination may be any source.
     """
-    wait_turn(CHAINED)
+    gdc_wait(USE_GDC)
     KEY_PIECES: tl.constexpr = (KEY_WIDTH + COLUMNS - 1) // COLUMNS
     sequence, piece, layer = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     rows = tl.arange(0, ROWS)
@@ -123,9 +123,9 @@ def move_columns(keys, values, sources, destinations, lengths, slots, path_width
 
 
 @triton.jit(do_not_specialize=["width", "nodes"])
-def advance_rows(recent, lengths, ends, emitted, taken, width, nodes, BLOCK: tl.constexpr, CHAINED: tl.constexpr):
+def advance_rows(recent, lengths, ends, emitted, taken, width, nodes, BLOCK: tl.constexpr, USE_GDC: tl.constexpr):
     """Token j becomes token ``j + taken`` of the recent ones followed by the emitted ones."""
-    wait_turn(CHAINED)
+    gdc_wait(USE_GDC)
     sequence, lane = tl.program_id(0), tl.arange(0, BLOCK)
     inside, more = lane < width, tl.load(taken + sequence)
     index = lane + more
@@ -139,9 +139,9 @@ def advance_rows(recent, lengths, ends, emitted, taken, width, nodes, BLOCK: tl.
 
 
 @triton.jit(do_not_specialize=["width", "count", "first"])
-def end_rows(recent, lengths, tokens, begins, roots, width, count, first, BLOCK: tl.constexpr, CHAINED: tl.constexpr):
+def end_rows(recent, lengths, tokens, begins, roots, width, count, first, BLOCK: tl.constexpr, USE_GDC: tl.constexpr):
     """The last ``count`` tokens of one text, as in :func:`foresay.verifier.ops.trees.text_ends`."""
-    wait_turn(CHAINED)
+    gdc_wait(USE_GDC)
     sequence, lane = tl.program_id(0), tl.arange(0, BLOCK)
     length = tl.load(lengths + sequence)
     begin = tl.maximum(length - count + 1, first)
@@ -153,9 +153,9 @@ def end_rows(recent, lengths, tokens, begins, roots, width, count, first, BLOCK:
 
 
 @triton.jit(do_not_specialize=["width", "rows"])
-def below_rows(ends, depths, out, width, rows, ROWS: tl.constexpr, CHAINED: tl.constexpr):
+def below_rows(ends, depths, out, width, rows, ROWS: tl.constexpr, USE_GDC: tl.constexpr):
     """ROWS positions, of sequences of ``width``."""
-    wait_turn(CHAINED)
+    gdc_wait(USE_GDC)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = row < rows
     depth = tl.load(depths + row, inside, 0)
@@ -163,9 +163,9 @@ def below_rows(ends, depths, out, width, rows, ROWS: tl.constexpr, CHAINED: tl.c
 
 
 @triton.jit(do_not_specialize=["last", "rows"])
-def known_rows(tokens, read, out, last, rows, TRANSLATED: tl.constexpr, ROWS: tl.constexpr, CHAINED: tl.constexpr):
+def known_rows(tokens, read, out, last, rows, TRANSLATED: tl.constexpr, ROWS: tl.constexpr, USE_GDC: tl.constexpr):
     """ROWS tokens, clamped to ``last``, and mapped by ``read`` if TRANSLATED."""
-    wait_turn(CHAINED)
+    gdc_wait(USE_GDC)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = row < rows
     token = tl.minimum(tl.maximum(tl.load(tokens + row, inside, 0), 0), last)
@@ -175,9 +175,9 @@ def known_rows(tokens, read, out, last, rows, TRANSLATED: tl.constexpr, ROWS: tl
 
 
 @triton.jit(do_not_specialize=["width"])
-def weigh_level(front, bars, out, width, SHARES: tl.constexpr, WORD: tl.constexpr, CHAINED: tl.constexpr):
+def weigh_level(front, bars, out, width, SHARES: tl.constexpr, WORD: tl.constexpr, USE_GDC: tl.constexpr):
     """Grid (S,): whether the children of one tree's nodes are worth their level."""
-    wait_turn(CHAINED)
+    gdc_wait(USE_GDC)
     tree, node = tl.program_id(0), tl.arange(0, WORD)
     inside, own = node < width, bars + tree * (SHARES + 2)
     score = tl.load(front + tree * width + node, inside, float("-inf"))
@@ -192,10 +192,10 @@ def weigh_level(front, bars, out, width, SHARES: tl.constexpr, WORD: tl.constexp
 @triton.jit(do_not_specialize=["size", "most", "width"])
 def choose_nodes(roots, tokens, parents, scores, depths, rows, levels, prices, limits, chosen_tokens, chosen_parents,
                  ancestors, chosen_depths, counts, chosen_rows, numbers, chosen_scores, size, most, width,
-                 BLOCK: tl.constexpr, WORD: tl.constexpr, CHAINED: tl.constexpr):  # fmt: skip
+                 BLOCK: tl.constexpr, WORD: tl.constexpr, USE_GDC: tl.constexpr):  # fmt: skip
     """Grid (S,): one tree. The likeliest candidates are listed one after the other, then those that are worth their
     rows are written in their order. A candidate's number is one more than its index: the root has none."""
-    wait_turn(CHAINED)
+    gdc_wait(USE_GDC)
     tree, index, node = tl.program_id(0), tl.arange(0, BLOCK), tl.arange(0, WORD)
     known, first, to = tl.load(levels + tree), tree * size, tree * width
     depth = tl.load(depths + index, index < size, NO_TOKEN)

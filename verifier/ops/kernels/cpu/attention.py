@@ -32,11 +32,11 @@ from foresay.verifier.ops.kernels.cpu.launch import Compiled
 from foresay.verifier.ops.kernels.cpu.spans import Spans, SpanTile, StoredKV, T, room_of
 from foresay.verifier.ops.kernels.cpu.values import F32, I32, I64, LANES, OF_TORCH, Value, vector
 from foresay.verifier.ops.kernels.cpu.work_items import INFO, NODES, PARTS, ROWS, SPAN, UNIT, AttentionParts, part_of
-from foresay.verifier.ops.records import AttentionMetadata, Unrotated
+from foresay.verifier.ops.records import AttentionMetadata, FusedRope
 
 
 def tree_attention(
-    query: Tensor | Unrotated,
+    query: Tensor | FusedRope,
     keys: Tensor,
     values: Tensor,
     rows: AttentionMetadata,
@@ -52,15 +52,15 @@ def tree_attention(
     """As :func:`foresay.verifier.ops.attention.tree_attention`."""
     (groups, dim), query = keys.shape[-2:], rotated(query, (keys, values, scales))
     dims = dim, shared or dim
-    out, plan = launch.room((*query.shape[:2], dims[1]), query.dtype), plan_attention(rows, len(query), count)
+    out, plan = launch.arena((*query.shape[:2], dims[1]), query.dtype), plan_attention(rows, len(query), count)
     team = query.shape[1] // groups
     most = min(ROWS, len(query))
     own, part = _own(dims, query.shape[1], groups, most), query.shape[1] * part_of(dims[1])
     values = keys if shared else values
     _attention(query.dtype, keys.dtype, dims, team, groups, Scores(scale, softcap, sinks is not None))(
-        query, keys, values, out, plan.slots, plan.slots.shape[1], plan.info, plan.paths, plan.units,
-        plan.number, window or 0, first, launch.room((threads.MOST, own), torch.float32),
-        launch.room((PARTS, part), torch.float32), launch.zeros(len(query) * groups, torch.int32),
+        query, keys, values, out, plan.slots, plan.slots.shape[1], plan.info, plan.paths, plan.work_items,
+        plan.num_items, window or 0, first, launch.arena((threads.MOST, own), torch.float32),
+        launch.arena((PARTS, part), torch.float32), launch.zeros(len(query) * groups, torch.int32),
         0 if scales is None else scales, 0 if sinks is None else sinks, most,
     )  # fmt: skip
     return out

@@ -29,7 +29,7 @@ from foresay.verifier.ops.kernels.cpu.asm import Kernel, Variable
 from foresay.verifier.ops.kernels.cpu.launch import Compiled
 from foresay.verifier.ops.kernels.cpu.topk import ROOM, Largest, PositionNoise
 from foresay.verifier.ops.kernels.cpu.values import F32, I1, I32, I64, LANES, Value, vector
-from foresay.verifier.ops.records import COLDEST, MOST_CHILDREN, RowSampling
+from foresay.verifier.ops.records import MIN_TEMPERATURE, MOST_CHILDREN, RowSampling
 
 INFINITY = float("inf")
 #: Columns of a piece; it determines the order of a row's sums.
@@ -40,12 +40,12 @@ def candidates(
     logits: Tensor, sampling: RowSampling, count: int, token_ids: Tensor | None, exact: bool, live: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """As :func:`foresay.verifier.ops.sample.best_children`; or, ``exact``, a sample of each of ``live`` rows."""
-    rows, width = logits.shape
-    s = sampling
+    (rows, width), s = logits.shape, sampling
     given = (s.temperature, s.top_k, s.top_p, s.min_p, s.seeds, s.positions)
-    lists = (launch.room((threads.MOST, rows, ROOM), of) for of in (torch.float32, torch.int32))
-    numbers = (launch.room((1,), torch.int64), *(launch.room((rows, -(-width // PIECE)), torch.float32) for _ in "tm"))
-    tokens, chances = launch.room((rows, count), torch.int64), launch.room((rows, count), torch.float32)
+    lists = (launch.arena((threads.MOST, rows, ROOM), of) for of in (torch.float32, torch.int32))
+    pieces = rows, -(-width // PIECE)
+    numbers = (launch.arena((1,), torch.int64), *(launch.arena(pieces, torch.float32) for _ in "tm"))
+    tokens, chances = launch.arena((rows, count), torch.int64), launch.arena((rows, count), torch.float32)
     arguments = (
         logits, 0 if token_ids is None else token_ids.contiguous(), *given, *lists, *numbers, tokens, chances,
         width, count, rows, launch.counted(live, rows),
@@ -89,7 +89,7 @@ class _Row:
             k.load(array, of, number) for array, of in zip(writer.given, types, strict=True)
         )
         self.number, self.start = number, k.at(writer.logits, number * writer.width, F32)
-        self.hot, self.k, self.noise = heat >= COLDEST, k.integer(top_k, I64), PositionNoise(k, *self.key)
+        self.hot, self.k, self.noise = heat >= MIN_TEMPERATURE, k.integer(top_k, I64), PositionNoise(k, *self.key)
         self.heat, self.by_k = k.select(self.hot, heat, 1.0), (self.k > 0) & (self.k <= MOST_CHILDREN)
         by_mass = (self.p < 1.0) | (self.min_p > 0.0)
         self.filtered = self.hot & (by_mass | (self.k > 0))

@@ -9,19 +9,19 @@ from torch import Tensor
 
 from foresay.verifier.ops.experts import places_of
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
-from foresay.verifier.ops.kernels.cpu.launch import Compiled, counted, room
+from foresay.verifier.ops.kernels.cpu.launch import Compiled, arena, counted
 from foresay.verifier.ops.kernels.cpu.values import I32, I64
-from foresay.verifier.ops.records import READING, SPANS, TILE, Routing, Sorted
+from foresay.verifier.ops.records import READING, SPANS, TILE, ExpertRows, Routing
 
 
-def sort_rows(x: Tensor, chosen: Tensor, how: Routing, count: Tensor | None = None) -> tuple[Tensor, Sorted]:
+def sort_rows(x: Tensor, chosen: Tensor, how: Routing, count: Tensor | None = None) -> tuple[Tensor, ExpertRows]:
     """As :func:`foresay.verifier.ops.experts.sort_rows`."""
     (rows, width), most = x.shape, min(how.experts, chosen.numel())
-    copies, places = room((places_of(rows, how), width), x.dtype), room(tuple(chosen.shape), torch.int32)
-    spans, count = room((SPANS + 4 * most,), torch.int64), counted(count, rows)
-    _sorting(how.experts, how.chosen)(chosen, places, spans, count)
-    _copying(x.dtype.itemsize, how.chosen)(x, places, copies, count, width)
-    return copies, Sorted(places, spans)
+    copies, places = arena((places_of(rows, how), width), x.dtype), arena(tuple(chosen.shape), torch.int32)
+    spans, count = arena((SPANS + 4 * most,), torch.int64), counted(count, rows)
+    _sorting(how.experts, how.top_k)(chosen, places, spans, count)
+    _copying(x.dtype.itemsize, how.top_k)(x, places, copies, count, width)
+    return copies, ExpertRows(places, spans)
 
 
 @Compiled

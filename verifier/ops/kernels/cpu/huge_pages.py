@@ -50,7 +50,7 @@ def mapped(file: int) -> mmap.mmap:
     return memory
 
 
-def read_anew(file: int) -> None:
+def remap(file: int) -> None:
     """Flush an open file to disk and drop it from memory, so that the next mapping reads it in huge pages."""
     os.fsync(file)
     if hasattr(os, "posix_fadvise"):

@@ -28,7 +28,7 @@ from torch import Tensor
 from foresay.verifier.ops.kernels.cpu import integer_product, rounded
 from foresay.verifier.ops.kernels.cpu.integer_product import OFFSET, QUARTERS, IntegerShape
 from foresay.verifier.ops.kernels.cpu.jit import Processor
-from foresay.verifier.ops.kernels.cpu.launch import counted, room
+from foresay.verifier.ops.kernels.cpu.launch import arena, counted
 from foresay.verifier.ops.kernels.cpu.linear import packed_bias, plain_bias
 from foresay.verifier.ops.kernels.cpu.product import (
     block_of,
@@ -43,7 +43,7 @@ from foresay.verifier.ops.kernels.cpu.values import LANES
 from foresay.verifier.ops.linear import rounded_product
 from foresay.verifier.ops.quant_groups import piece_of
 from foresay.verifier.ops.quantized import E8M0, FP8, QuantizedMatrix, packed
-from foresay.verifier.ops.records import Gate, turns_of
+from foresay.verifier.ops.records import Gate, gate_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class PackedIntegers:
         return self.outer * (self.inner * self.bits // 8 + each)
 
     @classmethod
-    def of(
+    def pack(
         cls,
         weight: QuantizedMatrix,
         bias: Tensor | None,
@@ -117,7 +117,7 @@ class PackedIntegers:
         """See :class:`~foresay.verifier.ops.linear.PackedWeight`."""
         return not self.pairs
 
-    def only(self, rows: Tensor) -> PackedIntegers:
+    def select_rows(self, rows: Tensor) -> PackedIntegers:
         """See :class:`~foresay.verifier.ops.linear.PackedWeight`."""
         found: dict[str, Any] = {name: only_rows(blocks, rows) for name, blocks in self._blocks.items()}
         return replace(self, outer=len(rows), **found)
@@ -181,8 +181,8 @@ class PackedIntegers:
 
     def product(self, x: Tensor, dtype: torch.dtype, count: Tensor | None, heads: int = 0) -> Tensor:
         """See :class:`~foresay.verifier.ops.linear.PackedWeight`."""
-        each = turns_of(self.gated) * max(1, self.experts)
-        out, compute, piece = room((len(x), self.outer // each * max(1, heads)), dtype), x.dtype, 0
+        each = gate_parts(self.gated) * max(1, self.experts)
+        out, compute, piece = arena((len(x), self.outer // each * max(1, heads)), dtype), x.dtype, 0
         count, more = counted(count, len(x)), list[Tensor]()
         if self.rounds:
             compute, piece = torch.int8, piece_of(self.inner // self.scales.shape[1])

@@ -83,16 +83,16 @@ class Code:
     def __init__(self, text: str, processor: Processor | None = None) -> None:
         processor = processor or Processor.here()
         self.key = processor.key_of(text)
-        code = kernel_cache.find(self.key)
+        code = kernel_cache.load(self.key)
         if code is None:
             code = processor.compiled(text)
-            kernel_cache.keep(self.key, code)
+            kernel_cache.save(self.key, code)
         self._load(code, processor.machine())
 
     @classmethod
-    def of(cls, key: str, processor: Processor) -> Code | None:
+    def load(cls, key: str, processor: Processor) -> Code | None:
         """Code that was compiled before and stored under this key; None if it is no longer there."""
-        if (code := kernel_cache.find(key)) is None:
+        if (code := kernel_cache.load(key)) is None:
             return None
         made = cls.__new__(cls)
         made.key = key

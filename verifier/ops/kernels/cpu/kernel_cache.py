@@ -34,7 +34,7 @@ def key_of(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def seen(path: Path) -> tuple[int, ...]:
+def file_id(path: Path) -> tuple[int, ...]:
     """A file's size, time and inode, then its time of change and device, which identify its version; () if it does not
     exist. The last two of files in a container's image may be others at each start."""
     try:
@@ -50,7 +50,7 @@ def sources() -> str:
     upgrade in place, they would store old kernels under the key of new ones.
     """
     root, parts = Path(__file__).parents[4], ("spec", "kvpaging", "drafters", "verifier")
-    return key_of(*(f"{path} {seen(path)[:3]}" for part in parts for path in sorted(root.glob(f"{part}/**/*.py"))))
+    return key_of(*(f"{path} {file_id(path)[:3]}" for part in parts for path in sorted(root.glob(f"{part}/**/*.py"))))
 
 
 def run_unpatched() -> None:
@@ -60,7 +60,7 @@ def run_unpatched() -> None:
     sources()
 
 
-def find(key: str) -> bytes | None:
+def load(key: str) -> bytes | None:
     """The code stored under this key; None if there is none that may be run."""
     from foresay.kvpaging import file_cache  # after the sources have been looked at; imports torch
 
@@ -76,7 +76,7 @@ def find(key: str) -> bytes | None:
     return code if hashlib.sha256(code).digest() == digest else None
 
 
-def keep(key: str, code: bytes) -> None:
+def save(key: str, code: bytes) -> None:
     """Store it, if possible."""
     from foresay.kvpaging import file_cache
 

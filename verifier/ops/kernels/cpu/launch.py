@@ -42,7 +42,7 @@ class Recording:
         self._entries: list[tuple[int, int]] = []
         self._kept: list[object] = []
         self._table = np.empty(0, dtype=np.int64)
-        self._rooms: list[_Arena] = []
+        self._arenas: list[_Arena] = []
         self._own: set[int] = set()
         self._parts: list[list[_Step]] = [[]]
         self._joined: dict[tuple[int, int], list[_Step]] = {}
@@ -69,14 +69,14 @@ class Recording:
         """End a part: here the host may read and change results before it continues with the next part."""
         self._parts.append([])
 
-    def room(self, size: int) -> _Arena:
+    def allocate(self, size: int) -> _Arena:
         """Memory for a tensor of this many bytes."""
-        for room in self._rooms:
+        for room in self._arenas:
             if room.size == size and room.is_free():
                 return room
-        self._rooms.append(_Arena(size))
-        self._own.add(self._rooms[-1].address)
-        return self._rooms[-1]
+        self._arenas.append(_Arena(size))
+        self._own.add(self._arenas[-1].address)
+        return self._arenas[-1]
 
     def close(self) -> None:
         """End the recording: nothing can be added afterwards."""
@@ -167,11 +167,11 @@ def recording() -> Iterator[Recording]:
     made.close()
 
 
-def room(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+def arena(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """An empty tensor for what a kernel writes."""
     if _open.recording is None or not prod(shape):
         return torch.empty(*shape, dtype=dtype)
-    return _open.recording.room(prod(shape) * dtype.itemsize).tensor(shape, dtype)
+    return _open.recording.allocate(prod(shape) * dtype.itemsize).tensor(shape, dtype)
 
 
 def zeros(count: int, dtype: torch.dtype) -> Tensor:
@@ -179,7 +179,7 @@ def zeros(count: int, dtype: torch.dtype) -> Tensor:
     return torch.frombuffer(bytearray(count * dtype.itemsize), dtype=dtype)
 
 
-def borrowed(tensor: Tensor) -> Tensor:
+def alias(tensor: Tensor) -> Tensor:
     """A tensor of the same memory of a recording, valid as long as that; later entries may still reuse the memory.
     Outside a recording, the tensor itself."""
     if _open.recording is None:
@@ -251,15 +251,15 @@ class Compiled:
         processor, write = Processor.here(), self.write
         described = pickle.dumps((write.__module__, write.__qualname__, constants), protocol=5).hex()
         source = processor.key_of("kernel", described, kernel_cache.sources())
-        key, name, fault = (kernel_cache.find(source) or b"\n\n").decode().split("\n", 2)
+        key, name, fault = (kernel_cache.load(source) or b"\n\n").decode().split("\n", 2)
         if fault:
-            compromises.append(fault)
+            llvm_errors.append(fault)
         if fault and not key:
             return fault
-        if key and (code := Code.of(key, processor)) is not None:
+        if key and (code := Code.load(key, processor)) is not None:
             return Launcher(name, code)
         made, known_as = self._written(constants)
-        kernel_cache.keep(source, known_as.encode())
+        kernel_cache.save(source, known_as.encode())
         return made
 
     def _written(self, constants: tuple[object, ...]) -> tuple[Launcher | str, str]:
@@ -271,11 +271,11 @@ class Compiled:
                 code = kernel.code()
             except CompilationFailed as error:
                 fault = f"{kernel.name}: {error}"
-                compromises.append(fault)
+                llvm_errors.append(fault)
             else:
                 return Launcher(kernel.name, code), "\n".join((code.key, kernel.name, fault))
         return fault, f"\n\n{fault}"
 
 
 #: Why LLVM did not compile kernels as they were first written.
-compromises: list[str] = []
+llvm_errors: list[str] = []

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from foresay.verifier.ops.kernels.cpu.asm import Kernel, Variable
 from foresay.verifier.ops.kernels.cpu.jit import Processor
-from foresay.verifier.ops.kernels.cpu.launch import Compiled, counted, room
+from foresay.verifier.ops.kernels.cpu.launch import Compiled, arena, counted
 from foresay.verifier.ops.kernels.cpu.product import (
     MANY,
     ProductKernel,
@@ -32,7 +32,7 @@ from foresay.verifier.ops.kernels.cpu.product import (
     replace_rows,
 )
 from foresay.verifier.ops.kernels.cpu.values import BF16, F32, I16, I32, LANES, OF_TORCH, Value, vector
-from foresay.verifier.ops.records import Gate, turns_of
+from foresay.verifier.ops.records import Gate, gate_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class PackedFloats:
         return self.inner * self.outer * self.data.dtype.itemsize
 
     @classmethod
-    def of(cls, weight: Tensor, bias: Tensor | None, gated: Gate, experts: int = 0) -> PackedFloats:
+    def pack(cls, weight: Tensor, bias: Tensor | None, gated: Gate, experts: int = 0) -> PackedFloats:
         """Pack a weight [O, K] in 16 or 32 bits."""
         pairs, block = weight.dtype is torch.bfloat16, block_of(Processor.here())
         data = in_turns(lambda part: _packed(part, block, pairs), weight, gated, experts)
@@ -78,7 +78,7 @@ class PackedFloats:
 
     rows_apart: ClassVar = True
 
-    def only(self, rows: Tensor) -> PackedFloats:
+    def select_rows(self, rows: Tensor) -> PackedFloats:
         """See :class:`~foresay.verifier.ops.linear.PackedWeight`."""
         return replace(self, data=only_rows(self.data, rows), outer=len(rows))
 
@@ -95,8 +95,8 @@ class PackedFloats:
 
     def product(self, x: Tensor, dtype: torch.dtype, count: Tensor | None, heads: int = 0) -> Tensor:
         """See :class:`~foresay.verifier.ops.linear.PackedWeight`."""
-        each = turns_of(self.gated) * max(1, self.experts)
-        out = room((len(x), self.outer // each * max(1, heads)), dtype)
+        each = gate_parts(self.gated) * max(1, self.experts)
+        out = arena((len(x), self.outer // each * max(1, heads)), dtype)
         odd, has_bias = self.pairs and self.inner % 2 == 1, self.bias is not None
         shape = self.block, x.dtype, out.dtype, self.gated, has_bias, self.data.dtype, odd
         _kernel(FloatShape(*shape, experts=self.experts > 0 and not heads, heads=heads))(

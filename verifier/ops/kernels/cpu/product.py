@@ -28,7 +28,7 @@ from foresay.verifier.ops.kernels.cpu import huge_pages
 from foresay.verifier.ops.kernels.cpu.asm import Kernel, Variable
 from foresay.verifier.ops.kernels.cpu.jit import Processor
 from foresay.verifier.ops.kernels.cpu.values import BF16, F32, I16, I32, I64, LANES, OF_TORCH, Operand, Value, vector
-from foresay.verifier.ops.records import READING, SPANS, Gate, turns_of
+from foresay.verifier.ops.records import READING, SPANS, Gate, gate_parts
 
 #: Integers that stand for numbers of so many bytes, of any dtype.
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
@@ -39,8 +39,8 @@ _SUMS, _ROWS, MANY = 24, 6, 64
 @dataclass(frozen=True, slots=True)
 class ProductShape:
     """The parameters of a kernel. compute, out: dtypes of inputs and outputs. experts: the weight is that of several
-    experts, and rows are sorted by expert (:class:`~foresay.verifier.ops.records.Sorted`). heads: the weight is that of
-    so many heads, each of which has its own inputs and outputs, adjacent in a row; 0: it is of all."""
+    experts, and rows are sorted by expert (:class:`~foresay.verifier.ops.records.ExpertRows`). heads: the weight is
+    that of so many heads, each of which has its own inputs and outputs, adjacent in a row; 0: it is of all."""
 
     block: int
     compute: torch.dtype
@@ -60,7 +60,7 @@ def in_turns(part: Callable[[Any], Tensor], whole: Any, gated: Gate, experts: in
     """Data by outputs, in blocks; blocks of gate and up alternate. part: makes blocks of some rows of ``whole``, a
     tensor or a quantised matrix. experts: each has its own blocks, which are made one after the other, so that
     intermediate results take little memory."""
-    turns, each = turns_of(gated), max(1, experts)
+    turns, each = gate_parts(gated), max(1, experts)
     rows = whole.split_with_sizes([whole.shape[0] // (turns * each)] * (turns * each))
     first = part(rows[0])
     made = first.new_empty((each, len(first), turns, *first.shape[1:]))
@@ -72,7 +72,7 @@ def in_turns(part: Callable[[Any], Tensor], whole: Any, gated: Gate, experts: in
 
 def from_turns(part: Callable[[Tensor], Tensor], blocks: Tensor, gated: Gate, outer: int, experts: int = 0) -> Tensor:
     """The reverse. part: makes rows of blocks, including padding rows of the last block."""
-    turns, each = turns_of(gated), max(1, experts)
+    turns, each = gate_parts(gated), max(1, experts)
     halves = blocks.unflatten(0, (-1, turns)).unbind(1)
     return torch.cat([part(one)[: outer // turns // each] for half in halves for one in half.chunk(each)])
 
@@ -160,7 +160,7 @@ class ProductKernel:
             expert, begin, end, before = (k.load(table, I64, number * 4 + (SPANS + at)) for at in range(4))
             cost = end - begin + READING
             first, behind = (self._cut(at - before * self.blocks, cost) for at in mine)
-            yield (begin, end), (first, behind), expert * self.blocks * turns_of(self.shape.gated)
+            yield (begin, end), (first, behind), expert * self.blocks * gate_parts(self.shape.gated)
 
     def _cut(self, share: Value, cost: Value) -> Value:
         """The first of an expert's blocks after this share of its cost."""
@@ -182,7 +182,7 @@ class ProductKernel:
         k = self.k
         with k.loop(begin, end, self.at_once) as row:
             left = k.smallest(end - row, self.at_once)
-            if turns_of(self.shape.gated) == 2:
+            if gate_parts(self.shape.gated) == 2:
                 with k.loop(0, 2) as turn:  # one code for gate and up: two take twice as long to compile
                     self._products(base + block * 2 + turn, row, left, k.select(turn > 0, self.sums, self.gates))
             else:

@@ -22,7 +22,7 @@ from torch import Tensor
 from foresay.kvpaging.states import NODES, LayerStates
 from foresay.verifier.ops.kernels.cpu import threads
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
-from foresay.verifier.ops.kernels.cpu.launch import Compiled, counted, room
+from foresay.verifier.ops.kernels.cpu.launch import Compiled, arena, counted
 from foresay.verifier.ops.kernels.cpu.values import F32, I1, I32, I64, LANES, Value, vector
 from foresay.verifier.ops.records import StateRows
 
@@ -34,9 +34,9 @@ def remember(
 ) -> None:
     """Write the output of each row's heads, the states of texts and the records of nodes. made: [R, C], after the
     convolution. gains: [R, 2 H], shares and decays. skip: [H], read if it ``scans``."""
-    (heads, tiles, dim, _), paged, channels = layer.states.shape[1:], rows.paged, made.shape[1]
+    (heads, tiles, dim, _), paged, channels = layer.states.shape[1:], rows.metadata, made.shape[1]
     assert paged.words is not None and paged.is_prefill is not None, "as a step writes them"
-    own, values = room((threads.MOST, (NODES + 1) * dim * LANES), torch.float32), heads * tiles * LANES
+    own, values = arena((threads.MOST, (NODES + 1) * dim * LANES), torch.float32), heads * tiles * LANES
     _remembering(heads, (channels - values) // 2, dim, values, scans)(
         made, gains, layer.states, layer.records, paged.offsets, paged.lengths, paged.words, paged.is_prefill,
         rows.pages, rows.stops, rows.nodes, out, own, counted(paged.sequences, len(paged.lengths)), skip,

@@ -29,12 +29,12 @@ from torch import Tensor
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.integer_product import OFFSET, IntegerProduct, IntegerShape
 from foresay.verifier.ops.kernels.cpu.jit import Processor
-from foresay.verifier.ops.kernels.cpu.launch import Compiled, room
+from foresay.verifier.ops.kernels.cpu.launch import Compiled, arena
 from foresay.verifier.ops.kernels.cpu.product import MANY
 from foresay.verifier.ops.kernels.cpu.values import BYTES, F32, I8, I16, I32, LANES, OF_TORCH, Value, vector
 from foresay.verifier.ops.quant_groups import GROUP, LEAST
 from foresay.verifier.ops.quantized import DOUBLED_E2M1
-from foresay.verifier.ops.records import turns_of
+from foresay.verifier.ops.records import gate_parts
 
 #: Numbers of rows with their own code (others are padded), of which the last is multiplied at once: with 32 wide
 #: registers and byte dots, and without; and vectors of outputs with these registers.
@@ -52,8 +52,8 @@ def round_rows(x: Tensor, piece: int, offset: int, count: Tensor) -> tuple[Tenso
     times that (fp32). offset: of the weights' numbers."""
     width, tile = x.shape[1], _sizes(Processor.here())[-1]
     rows = -(-len(x) // tile) * tile
-    numbers = room((rows, width), torch.int8)
-    begun, scales, sums = (room((rows, width // piece), of) for of in (torch.int32, torch.float32, torch.float32))
+    numbers = arena((rows, width), torch.int8)
+    begun, scales, sums = (arena((rows, width // piece), of) for of in (torch.int32, torch.float32, torch.float32))
     _rounding(x.dtype, piece, offset, tile)(x, numbers, begun, scales, sums, count, width)
     return numbers, begun, scales, sums
 
@@ -122,7 +122,7 @@ class _RoundedProduct(IntegerProduct):
         self.pieces = self.inner // shape.piece
 
     def _in_strip(self) -> Value:
-        return self.k.constant(self.strip) // (self.pieces * self.size * turns_of(self.shape.gated)) + 1
+        return self.k.constant(self.strip) // (self.pieces * self.size * gate_parts(self.shape.gated)) + 1
 
     def _prefetch(self, line: Value, size: int) -> None:
         super()._prefetch(line, size)

@@ -6,7 +6,7 @@ so a thread that waits for a core delays all others, and fewer threads are faste
 long every thread was runnable but did not run (run delay: proc(5), ``/proc/PID/task/TID/schedstat``); without this all
 threads are always used. A row's bits do not depend on the number of threads, so it may change between two lists.
 
-In a process that requests it (:func:`keep_apart`) threads are pinned to one core each if there are as many cores. Linux
+In a process that requests it (:func:`pin`) threads are pinned to one core each if there are as many cores. Linux
 tends to wake a thread on the core of the one that wakes it: then the two alternate there at every barrier, each after
 the other has finished spinning, and some passes take ten times as long.
 
@@ -40,7 +40,7 @@ _SPARED, _LEAST = 0.3, 0.01
 Read = Callable[[Iterable[int]], tuple[float, float]]
 
 
-def ran_and_waited(threads: Iterable[int]) -> tuple[float, float]:
+def read_schedstat(threads: Iterable[int]) -> tuple[float, float]:
     """The totals of these threads from Linux; (0, 0) if not available."""
     ran = waited = 0
     for thread in threads:
@@ -52,11 +52,11 @@ def ran_and_waited(threads: Iterable[int]) -> tuple[float, float]:
     return ran / 1e9, waited / 1e9
 
 
-class Crowding:
+class ThreadTuner:
     """Decides how many of ``most`` threads to use now. share: the share of runnable time that threads waited for a core
     when all were tried last."""
 
-    def __init__(self, most: int, read: Read = ran_and_waited, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, most: int, read: Read = read_schedstat, clock: Callable[[], float] = time.monotonic) -> None:
         self.most = self.count = most
         self.share = 0.0
         self._read, self._clock = read, clock
@@ -64,7 +64,7 @@ class Crowding:
         self._due = clock() + _LOOK
         self._seen: tuple[float, float] | None = None
 
-    def look(self, threads: Callable[[], Iterable[int]]) -> int:
+    def update(self, threads: Callable[[], Iterable[int]]) -> int:
         """Called before every list, by the calling thread: how many threads to use. threads: returns the ids of those
         used for the last one."""
         now = self._clock()
@@ -96,9 +96,9 @@ MOST = max(os.cpu_count() or 1, 4)
 
 
 class Threads:
-    """A fixed number of threads, including the caller's. One list at a time: see :class:`Team`. state: the memory of
-    their synchronisation, int64[8 * slots], if it is given. cores: one for each thread, if they are pinned until they
-    are stopped."""
+    """A fixed number of threads, including the caller's. One list at a time: see :class:`ThreadPool`. state: the memory
+    of their synchronisation, int64[8 * slots], if it is given. cores: one for each thread, if they are pinned until
+    they are stopped."""
 
     def __init__(self, count: int, state: np.ndarray | None = None, cores: Sequence[int] = ()) -> None:
         self.count = count
@@ -140,7 +140,7 @@ def _serve(state: np.ndarray, number: int) -> None:
     walker().serve(state.ctypes.data, number)
 
 
-class Team:
+class ThreadPool:
     """The threads of this process: started when they are first needed, and replaced when another number is requested,
     or fits the free cores better.
 
@@ -157,10 +157,10 @@ class Team:
         """In a forked child: only the calling thread exists, and another may have held the lock."""
         self._lock = threading.Lock()
         self._threads: Threads | None = None
-        self._crowding: Crowding | None = None
+        self._crowding: ThreadTuner | None = None
         self._state: np.ndarray | None = None
 
-    def keep_apart(self) -> None:
+    def pin(self) -> None:
         """Pin each thread to a core if there are enough. For a process in which one thread calls and does little else:
         threads that it starts later only have its core."""
         self._cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else ()
@@ -173,21 +173,21 @@ class Team:
         self._state = np.frombuffer(mmap.mmap(file, size), dtype=np.int64)
         return f"/proc/{os.getpid()}/fd/{file}"
 
-    def use(self, count: int) -> None:
+    def set_num_threads(self, count: int) -> None:
         """Use this many threads for kernels, or fewer while there are not enough cores."""
         self._asked = min(count, MOST)
 
-    def wanted(self) -> int:
-        """How many threads kernels get: as many as torch has, unless :meth:`use` set another number."""
+    def num_threads(self) -> int:
+        """How many threads kernels get: as many as torch has, unless :meth:`set_num_threads` set another number."""
         return self._asked or min(torch.get_num_threads(), MOST)
 
-    def give_way(self, gives_way: bool) -> None:
+    def set_yielding(self, gives_way: bool) -> None:
         """Set whether threads without a free core are left out (see
         :mod:`~foresay.verifier.ops.kernels.cpu.threads`)."""
         with self._lock:
             self._gives_way, self._crowding = gives_way, None
 
-    def crowded(self) -> float:
+    def cpu_wait(self) -> float:
         """The share of their recent runnable time that the threads waited for a core."""
         crowding = self._crowding
         return 0.0 if crowding is None else crowding.share
@@ -199,12 +199,12 @@ class Team:
 
     def _fitting(self) -> int:
         """How many threads there are cores for."""
-        wanted = self.wanted()
+        wanted = self.num_threads()
         if not self._gives_way:
             return wanted
         if self._crowding is None or self._crowding.most != wanted:
-            self._crowding = Crowding(wanted)
-        return self._crowding.look(list if self._threads is None else self._threads.ids)
+            self._crowding = ThreadTuner(wanted)
+        return self._crowding.update(list if self._threads is None else self._threads.ids)
 
     def _as_many(self, count: int) -> Threads:
         if self._threads is None or self._threads.count != count:
@@ -214,7 +214,7 @@ class Team:
         return self._threads
 
 
-_team = Team()
-use, wanted, give_way, crowded, run = _team.use, _team.wanted, _team.give_way, _team.crowded, _team.run
-share, keep_apart = _team.share, _team.keep_apart
+_team = ThreadPool()
+set_num_threads, num_threads, cpu_wait, run = _team.set_num_threads, _team.num_threads, _team.cpu_wait, _team.run
+share, pin, set_yielding = _team.share, _team.pin, _team.set_yielding
 os.register_at_fork(after_in_child=_team.forget)

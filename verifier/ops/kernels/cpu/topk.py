@@ -205,7 +205,7 @@ def keep_children(children: Tensor, chances: Tensor, above: Above, marks: Tensor
     """As :func:`foresay.verifier.ops.sample.keep_children`."""
     (sequences, rows, looked), (front, count) = children.shape, (above.scores.shape[1], len(marks))
     assert front <= MOST_CHILDREN and looked <= MOST_CHILDREN, "a tree has no more nodes"
-    kept = Kept(*(launch.room((sequences, count), of) for of in (torch.int64,) * 3 + (torch.float32, torch.int64)))
+    kept = Kept(*(launch.arena((sequences, count), of) for of in (torch.int64,) * 3 + (torch.float32, torch.int64)))
     knots, slopes, shifts, pieces, least = curves
     _keeping_children(slopes.shape[1] // pieces, pieces, least)(
         children, chances, *above, marks, knots, slopes, shifts, *kept,

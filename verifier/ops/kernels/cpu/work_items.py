@@ -43,15 +43,15 @@ def plan_attention(paged: AttentionMetadata, rows: int, count: Tensor) -> Attent
     """rows: the capacity. count: int64[1], the actual number; rows after the last sequence's are padding."""
     sequences, pages = paged.tables.shape
     shapes = ((sequences, pages * paged.page_size), (rows, INFO), (rows, NODES), (rows + PARTS, UNIT))
-    positions, own, number = (launch.room((size,), torch.int64) for size in (rows, rows, 1))
-    slots, info, paths, units = (launch.room(shape, torch.int32) for shape in shapes)
+    positions, own, number = (launch.arena((size,), torch.int64) for size in (rows, rows, 1))
+    slots, info, paths, units = (launch.arena(shape, torch.int32) for shape in shapes)
     plan = AttentionPlan(positions, own, slots, info, paths, units, number)
     all_texts = paged.words is None
     _planner(paged.page_size, all_texts, paged.is_prefill is not None)(
         paged.tables, paged.lengths, paged.offsets, 0 if paged.is_prefill is None else paged.is_prefill,
         0 if paged.words is None else paged.words, launch.counted(paged.sequences, sequences), pages, count,
-        plan.positions, plan.own, plan.slots, plan.slots.shape[1], plan.info, plan.paths,
-        plan.units, plan.number,
+        plan.positions, plan.row_slots, plan.slots, plan.slots.shape[1], plan.info, plan.paths,
+        plan.work_items, plan.num_items,
     )  # fmt: skip
     return plan
 

@@ -20,62 +20,62 @@ from torch.autograd.function import once_differentiable
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
-    """tokens: int64[B, T], padded after each text's end. likeliest: int64[B, T], the target's likeliest token in each
+class TrainingBatch:
+    """tokens: int64[B, T], padded after each text's end. top_tokens: int64[B, T], the target's likeliest token in each
     row, if known. features: by name (``"layer.2"``), [B, T, H]; ``"final"`` is the input of the output matrix. output:
-    fp32[V, H], that matrix, times the logit scale. counted: bool[B, T], rows that predict tokens the target generated
-    (row t predicts token t + 1); None for all. cap: of logits.
+    fp32[V, H], that matrix, times the logit scale. loss_mask: bool[B, T], rows that predict tokens the target generated
+    (row t predicts token t + 1); None for all. logit_cap: of logits.
     """
 
     tokens: Tensor
     features: dict[str, Tensor]
     output: Tensor
-    counted: Tensor | None = None
-    likeliest: Tensor | None = None
-    cap: float | None = None
+    loss_mask: Tensor | None = None
+    top_tokens: Tensor | None = None
+    logit_cap: float | None = None
 
-    def capped(self, logits: Tensor) -> Tensor:
+    def cap_logits(self, logits: Tensor) -> Tensor:
         """Logits, capped as the target's."""
-        return logits if self.cap is None else self.cap * (logits / self.cap).tanh()
+        return logits if self.logit_cap is None else self.logit_cap * (logits / self.logit_cap).tanh()
 
-    def likeliest_tokens(self) -> Tensor:
+    def compute_top_tokens(self) -> Tensor:
         """int64[B, T]: the target's likeliest token in each row."""
         return torch.stack([(text.float() @ self.output.T).argmax(dim=-1) for text in self.features["final"]])
 
     @property
     def indices(self) -> Tensor:
         """int64[B, T]: the index of each row among all rows that count."""
-        counted = torch.ones_like(self.tokens, dtype=torch.bool) if self.counted is None else self.counted
+        counted = torch.ones_like(self.tokens, dtype=torch.bool) if self.loss_mask is None else self.loss_mask
         return (counted.flatten().cumsum(0) - 1).view_as(counted)
 
-    def taken(self, states: Tensor, rows: slice) -> Tensor:
+    def select(self, states: Tensor, rows: slice) -> Tensor:
         """[N, ..]: those that count of states [B, R, ..] for the target's ``rows``."""
-        return states.flatten(0, 1) if self.counted is None else states[self.counted[:, rows]]
+        return states.flatten(0, 1) if self.loss_mask is None else states[self.loss_mask[:, rows]]
 
-    def about(self, rows: slice) -> Tensor:
+    def row_indices(self, rows: slice) -> Tensor:
         """int64[N]: the indices of ``rows`` among all rows that count."""
-        return self.taken(self.indices[:, rows], rows)
+        return self.select(self.indices[:, rows], rows)
 
     def target_logits(self, rows: slice) -> Tensor:
         """fp32[N, V]: the target's logits in those of ``rows`` that count."""
-        return self.capped(self.taken(self.features["final"][:, rows], rows).float() @ self.output.T)
+        return self.cap_logits(self.select(self.features["final"][:, rows], rows).float() @ self.output.T)
 
-    def chances(self, rows: slice, ids: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    def target_probs(self, rows: slice, ids: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """fp32[N, V']: the target's distribution over the tokens ``ids`` (None: all) in those of ``rows`` that count;
         and bool[N], whether the likeliest of all tokens is among ``ids``, unless these are all.
         """
         if ids is None or len(ids) == len(self.output):
             return self.target_logits(rows).softmax(dim=-1), None
-        if self.likeliest is None:
+        if self.top_tokens is None:
             logits = self.target_logits(rows)
             return logits[:, ids].softmax(dim=-1), torch.isin(logits.argmax(dim=-1), ids)
-        states = self.taken(self.features["final"][:, rows], rows).float()
-        chances = self.capped(states @ self.output[ids].T).softmax(dim=-1)
-        return chances, torch.isin(self.taken(self.likeliest[:, rows], rows), ids)
+        states = self.select(self.features["final"][:, rows], rows).float()
+        chances = self.cap_logits(states @ self.output[ids].T).softmax(dim=-1)
+        return chances, torch.isin(self.select(self.top_tokens[:, rows], rows), ids)
 
 
 @dataclass(frozen=True, slots=True)
-class Depth:
+class DepthMetrics:
     """The quality of a head at one depth, given that everything before was right.
 
     loss: soft cross-entropy against the target, in nats. greedy: how often its likeliest token is the target's.
@@ -88,10 +88,10 @@ class Depth:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class Evaluation:
     """The quality of a head at each depth, and the amount of held-out text: texts, and tokens of the target in them."""
 
-    depths: list[Depth]
+    depths: list[DepthMetrics]
     texts: int
     tokens: int
 
@@ -101,26 +101,26 @@ class Judged:
         return {name: [round(getattr(depth, name), 3) for depth in self.depths] for name in ("greedy", "sampled")}
 
 
-def judge(logits: Tensor, target_logits: Tensor, generator: torch.Generator) -> Depth:
+def evaluate(logits: Tensor, target_logits: Tensor, generator: torch.Generator) -> DepthMetrics:
     """Compare guesses with the target's rows, both [..., V] over the target's vocabulary (-inf where not guessed).
 
     generator: for the noise, on their device.
     """
     if not len(target_logits):
-        return Depth(0.0, 0.0, 0.0)
+        return DepthMetrics(0.0, 0.0, 0.0)
     logits, target_logits = logits.float(), target_logits.float()
     uniform = torch.rand(target_logits.shape, generator=generator, device=target_logits.device).clamp_(1e-9, 1 - 1e-7)
     noise = -(-uniform.log()).log()
     known = logits.isfinite()
     log_chances = logits.log_softmax(dim=-1).masked_fill(~known, -30.0)
-    return Depth(
+    return DepthMetrics(
         loss=float(-(target_logits.softmax(dim=-1) * log_chances).sum(dim=-1).mean()),
         greedy=float((logits.argmax(dim=-1) == target_logits.argmax(dim=-1)).float().mean()),
         sampled=float(((logits + noise).argmax(dim=-1) == (target_logits + noise).argmax(dim=-1)).float().mean()),
     )
 
 
-def spread(target_logits: Tensor, ids: Tensor, guessed: Tensor) -> Tensor:
+def scatter_logits(target_logits: Tensor, ids: Tensor, guessed: Tensor) -> Tensor:
     """Guesses for the tokens ``ids``, [N, V'], scattered to all: fp32 like ``target_logits`` [N, V], -inf where not
     guessed."""
     everything = torch.full_like(target_logits, -torch.inf)
