@@ -211,6 +211,7 @@ async def test_one_that_cannot_be_loaded_is_an_error_and_the_others_go_on():
         for _ in range(2):  # the second time without another trial
             with pytest.raises(LoadFailed, match="'b' could not be loaded: its weights are damaged"):
                 await world.ask("b")
+            assert broken.state == "out"
         await world.ask("a")
         assert world.happened == ["+a"]
         broken.wrong = None

@@ -170,3 +170,23 @@ def test_what_leaves_no_token_is_refused_before_a_prompt_is_scored(blocking, mor
     nothing = {"allowed_token_ids": [300], "structured_outputs": {"regex": "[0-9]{3}"}}
     with pytest.raises(openai.APIError, match="no token is allowed here"):  # behind an echo in mid-stream
         list(blocking.completions.create(**ASK, stream=stream, extra_body=nothing | more))
+
+
+async def test_options_hold(client) -> None:
+    """Each does what it is for, as far as the text shows."""
+    more = {"return_token_ids": True, "ignore_eos": True}
+    greedy: dict[str, Any] = {"model": MODEL, "prompt": "Once upon a time", "temperature": 0, "max_tokens": 24}
+
+    async def ids(**fields: Any) -> list[int]:
+        return list((await client.completions.create(**greedy, extra_body=more | fields)).choices[0].token_ids)
+
+    plain = await ids()
+    assert plain[0] not in await ids(logit_bias={str(plain[0]): -100})
+    assert await ids(logit_bias={"305": 100}) == [305] * 24
+    assert set(await ids(allowed_token_ids=plain[:3])) <= set(plain[:3])
+    repeated = await ids(presence_penalty=-2, frequency_penalty=-2)
+    assert len(set(repeated)) < len(set(await ids(presence_penalty=2, frequency_penalty=2)))
+    assert len(set(await ids(repetition_penalty=5))) == 24
+    word = (await client.completions.create(**greedy)).choices[0].text.split()[1]
+    banned = await client.completions.create(**greedy, extra_body={"bad_words": [word]})
+    assert word not in banned.choices[0].text.split()
