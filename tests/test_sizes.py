@@ -32,6 +32,8 @@ def measured(kind: str, name: str, lines: Mapping[str, int]) -> int:
     """What a number of ``sizes.toml`` counts."""
     if kind == "files":
         return max(lines.values()) if name == "longest" else lines.get(name, 0)
+    if kind == "words":
+        return sum(len(page.read_text("utf-8").split()) for page in (ROOT / name).glob("*.md"))
     inside = [count for path, count in lines.items() if path.startswith(f"{name}/")]
     return sum(inside) if kind == "lines" else len(inside)
 
