@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from foresay.drafters.prediction import PredictionDrafter
 from foresay.spec.budget.budget import Budget
 from foresay.spec.budget.plan import Plan, Share
+from foresay.spec.price import worth
 from foresay.spec.protocols import Drafter, FeatureRequest, Features, or_roots, reader_of
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape, merge
@@ -140,7 +141,10 @@ class CombinedDrafter:
             for (index, _), tree in zip(wanted, drafted, strict=True):
                 trees[index].append(tree)
         self._drafted |= {sequence.id: drafted for sequence, drafted in zip(sequences, trees, strict=True)}
-        return [merge(parts, plan.shape.nodes) for parts, plan in zip(trees, plans, strict=True)]
+        return [
+            merge([_worth(tree, plan) for tree in parts], plan.shape.nodes)
+            for parts, plan in zip(trees, plans, strict=True)
+        ]
 
     def extend(self, sequence: SequenceState) -> None:
         """Passed to all but those that rest: they catch up when they draft again."""
@@ -184,3 +188,12 @@ def united(needs: Sequence[FeatureRequest | None]) -> FeatureRequest | None:
     layers = sorted({layer for request in given for layer in request.layers})
     final = [request.sampled for request in given if request.final]
     return FeatureRequest(bool(final), tuple(layers), bool(final) and all(final)) if given else None
+
+
+def _worth(tree: DraftTree, plan: Plan) -> DraftTree:
+    """What of a drafter's tree is worth its rows; one that grew by the price of its plan has no other nodes."""
+    of_it = (share for share in plan.shares if share.drafter == tree.drafter and share.tree is None)
+    price = next((share.shape.price for share in of_it), None)
+    if price is None or tree.grown or len(tree) == 1 or len(tree.chances) != len(tree):
+        return tree
+    return merge([tree], 1 + max(1, worth(sorted(tree.chances[1:], reverse=True), price.rows)))

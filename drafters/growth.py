@@ -116,7 +116,7 @@ class GrowthPlan:
         fixed = [shape.levels for shape in shapes if shape.price is None]
         if len(fixed) == len(shapes) and fixed == self._fixed:
             return
-        self._fixed = fixed
+        self._fixed = fixed if len(fixed) == len(shapes) else []
         self.bars.write(
             [self._bars(shape, kind, calibration) for shape, kind in zip(shapes, kinds, strict=True)],
             [self.shape.limited(shape.levels).nodes for shape in shapes],

@@ -112,14 +112,14 @@ class WaitingFeatures(Store):
 
     def copy(self, source: int, destination: int) -> None:
         """Nothing waits of the copy: what did of the page is stored."""
-        self.settle(source)
+        self.flush(source)
         self.hidden_states.copy(source, destination)
 
     def clamp(self, page: int, rows: int) -> None:
         """The page's rows after the first ``rows`` are not text any more."""
         waiting = self.pages.get(page)
         if waiting is not None and (waiting.stop - 1) % self._page_size >= rows:
-            self.settle(page)
+            self.flush(page)
             self.hidden_states.clamp(page, rows)
 
     def restorable(self, pages: Sequence[int]) -> int:
@@ -138,7 +138,7 @@ class WaitingFeatures(Store):
             self.copy(page, known)
         return True
 
-    def settle(self, page: int) -> None:
+    def flush(self, page: int) -> None:
         """Store what waits of a page."""
         waiting, marks, size = self.take(page), self.hidden_states.marks, self._page_size
         if waiting is not None:
@@ -187,7 +187,7 @@ class TextStateDrafter(HiddenStateDrafter):
             waiting.add(table.pages[start // size], start, end - start, part)
             start = end
         while waiting.rows > self._most:
-            waiting.settle(next(iter(waiting.pages)))
+            waiting.flush(next(iter(waiting.pages)))
 
     def finished(self, sequence: SequenceState) -> None:
         """Store the last features, since other requests may reuse their pages."""

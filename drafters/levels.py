@@ -229,6 +229,8 @@ class TreeDrafter(Passes):
         """One tree per sequence; those of one shape grow together."""
         together: dict[tuple[TreeShape, bool, bool, bool], list[int]] = {}
         growing = [self._below(*pair) for pair in zip(sequences, shapes, strict=True)]
+        for sequence in sequences:
+            self._grown.pop(sequence.id, None)  # what was drafted and never committed teaches nothing
         for index, grown in enumerate(growing):
             if grown.shape.levels and self.able(grown.sequence):
                 apart = self.free and self._adjusts(grown.sequence) and by_path(grown.sequence)

@@ -60,7 +60,7 @@ def main(given: list[str] | None = None) -> int:
     from bench.gpu import report, settings
     from bench.gpu.device import Device
 
-    steps = plan.chosen(args.call, args.select_rows)
+    steps = plan.chosen(args.call, args.only)
     device, chosen = (Device("cpu" if args.rehearse else "cuda"), settings.tiny() if args.rehearse else settings.full())
     Call(lines, device, chosen, math.inf if args.rehearse else plan.CALLS[args.call] - plan.REPORT).run(steps)
     if lines.card == UNKNOWN:

@@ -173,7 +173,7 @@ _WEIGHTS = tuple((1 + age) ** -0.75 for age in range(MAX_POSITIONS))
 @dataclass(slots=True)
 class Continuations:
     """What followed earlier occurrences of a text's suffix. lengths: of the contexts, the longest first; runs: for
-    each, at most ``MOST_POSITIONS`` from all texts, beginning with the first text's latest position."""
+    each, at most ``MAX_POSITIONS`` from all texts, beginning with the first text's latest position."""
 
     lengths: list[int]
     runs: list[list[Run]]

@@ -84,9 +84,9 @@ def _key(loading: LoadContext) -> str:
     the length that may select it, types, kernels, threads and the processor; and of which layers a page has rows: those
     with a window may have pages of their own."""
     kind, config = kv_kind(loading.model, loading.config.kv_dtype), loading.config
-    how = loading.dtype, loading.rounds, kind, loading.length, config.page_size, threads.num_threads(), loading.device
-    windows = loading.pool.find_store(WindowPages) is not None
-    return weight_cache.key_of(loading.target, loading.model, "kv", *how, windows)
+    how = loading.dtype, loading.rounds, kind, loading.length, config.page_size, threads.num_threads()
+    where = str(loading.device), loading.pool.find_store(WindowPages) is not None
+    return weight_cache.key_of(loading.target, loading.model, "kv", *how, *where)
 
 
 def _drafting(config: EngineConfig, drafts: Sequence[Entry]) -> tuple[object, ...]:

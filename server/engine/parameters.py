@@ -126,8 +126,8 @@ class Device:
 #: Tokens that ``--draft-vocab auto`` drafts, of a vocabulary of at least twice as many: one to four in a hundred tokens
 #: of an English text are then missing where they first occur (with Qwen2.5's tokenizer).
 AUTO_VOCAB, DRAFTED = "auto", 1 << 15
-#: State pages of a running text (its state, its mark and two spares), of a step that runs ahead of the host, and of
-#: checkpoints, if prefixes are reused.
+#: State pages of a running text (its state, the last boundary's and two free ones), of a step that runs ahead of the
+#: host, and of checkpoints, if prefixes are reused.
 _OF_A_TEXT, _AHEAD, _CHECKPOINTS = 4, 2, 16
 #: The most sequences of a captured step.
 _CAPTURED = 16

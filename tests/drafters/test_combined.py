@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
 
 from foresay.drafters.calibration import Calibration
@@ -102,6 +103,19 @@ def test_one_tree_and_each_gets_its_own_part_of_the_path() -> None:
     combined.committed(sequence(8), [0])
     assert [parrot.paths[-1] for parrot in parrots.values()] == [[0]] * 3
     assert not parrots["other"].shapes
+
+
+@pytest.mark.parametrize(("row", "tokens"), [(0.0, [7, 3, 5, 4, 6]), (0.35, [7, 3, 5, 6]), (0.9, [7, 3, 5])])
+def test_nodes_of_a_drafter_of_your_own_that_are_not_worth_their_rows_are_cut_off(
+    row: float, tokens: list[int]
+) -> None:
+    """What was found was weighed already. However dear rows are, the model's likeliest node is seen: 3, found too."""
+    _, combined, parrots = three()
+    (tree,) = combined.draft([sequence()], [mixed(row)])
+    assert tree.tokens == tokens
+    emitted = 6 if 6 in tokens else 5
+    combined.committed(sequence(3, emitted, 9), [0, 1, tokens.index(emitted)])
+    assert parrots["model"].paths == [[0, 2, MODEL.tokens.index(emitted)]], "it has the row, whoever's node it was"
 
 
 def test_a_prompt_is_shown_to_all_but_models_at_rest() -> None:

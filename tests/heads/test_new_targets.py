@@ -92,7 +92,7 @@ def test_an_eagle_head_computes_on_any_target(made, tmp_path, family, layout) ->
     tokens = random_tokens(random.Random(3), 45, 300)
     features = target.features(tokens, head.config.names)
     products, states = oracle(torch.tensor(tokens[1:]), oracle.fuse([features[n] for n in head.config.names])[:-1])
-    expected = products if layout == "safeailab" else target.reduce(products)
+    expected = products if layout == "safeailab" else target.finished(products)
     logits, found = Rig(head, tokens, features).text(1, 45)
     assert torch.allclose(logits, expected, rtol=0, atol=2e-4)
     assert torch.allclose(found, states, rtol=0, atol=2e-4)
@@ -108,7 +108,7 @@ def test_a_dflash_head_drafts_for_any_target(made, tmp_path, family) -> None:
     texts = whole(jobs, plain(target.decoder, jobs))
 
     def below(features: Tensor, root: int) -> Tensor:
-        logits: Tensor = target.reduce(oracle(features, root))
+        logits: Tensor = target.finished(oracle(features, root))
         return logits
 
     watched = Watched(target.decoder, load_dflash(tmp_path, target.decoder), below, texts, chunk=24)
@@ -133,7 +133,7 @@ def test_medusa_heads_that_share_the_output_matrix_finish_their_logits(made, tmp
     oracle, _ = make_medusa(tmp_path, target.decoder, "tied_output")
     hidden = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
     found = MedusaHeads.load(tmp_path, target.decoder)(hidden, 1)
-    assert torch.allclose(found, target.reduce(medusa_logits(oracle, 1, BLOCKS, hidden)), rtol=0, atol=1e-4)
+    assert torch.allclose(found, target.finished(medusa_logits(oracle, 1, BLOCKS, hidden)), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -95,8 +95,8 @@ def test_the_same_tokens(both, family, drafter, back) -> None:
             engine.add(replace(jobs[0], id="one").request())
             traces = [engine.trace for _ in iter(lambda: engine.has_work and engine.step(), False)]
             woken = [trace.woken for trace in traces if trace is not None and not trace.prefill_rows]
-            assert experts.chosen <= min(woken) and max(woken) <= experts.count
-            assert (max(woken) > experts.chosen) == (drafter == "copy")
+            assert experts.top_k <= min(woken) and max(woken) <= experts.count
+            assert (max(woken) > experts.top_k) == (drafter == "copy")
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,6 @@ def test_a_draft_model_has_no_depth(target, prompts, tmp_path, capsys) -> None:
         ),
         ("--width 12", "--width must be a multiple of 8, got '12'"),
         ("--steps 0", "--steps must be a whole number of at least 1, got '0'"),
-        ("--rate 2", "--rate must be a number between 0 and 1, got '2'"),
         ("--seed -1", "--seed must be"),
         ("--temperatures 1,x", "--temperatures must be temperatures from 0 to 2"),
     ],

@@ -288,6 +288,8 @@ class Socket:
     def _leave(self, request: LaneRequest) -> None:
         if request in self._requests:
             self._requests.remove(request)
+        if not self._requests:
+            self._idle()
 
     async def _run(self, request: LaneRequest) -> None:
         try:
@@ -296,8 +298,6 @@ class Socket:
                 await self._answer(request)
         finally:
             self._leave(request)
-        if not self._requests:
-            self._idle()
 
     async def _cancel(self, cancel: CancelResponse) -> None:
         """End the response meant, if it runs; otherwise do nothing, since it may have just ended by itself."""

@@ -62,7 +62,7 @@ def test_rows_are_sorted_by_expert(rows, kind, device) -> None:
     assert wanted.expert_ids is not None and wanted.sorted_ids is not None and found.sorted_ids is not None
     owned = wanted.expert_ids >= 0
     assert torch.equal(found.sorted_ids.cpu()[owned], wanted.sorted_ids[owned]) and len(same) == rows
-    for name in ("places", "spans", "owners"):
+    for name in ("positions", "spans", "expert_ids"):
         assert torch.equal(getattr(found, name).cpu(), getattr(wanted, name)), name
 
 

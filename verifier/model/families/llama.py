@@ -202,7 +202,7 @@ def granite_values(fields: Fields, head_dim: int) -> dict[str, Any]:
     """The multipliers in its GGUF files."""
     return {
         "attention_multiplier": fields.optional_number("attention.scale") or 1 / math.sqrt(head_dim),
-        "residual_multiplier": fields.optional_number("residual_mul"),
+        "residual_multiplier": fields.optional_number("residual_scale"),
         "embedding_multiplier": fields.optional_number("embedding_scale"),
         "logits_scaling": fields.optional_number("logit_scale"),
     }
