@@ -6,15 +6,18 @@ import math
 from dataclasses import replace
 
 import pytest
+import torch
 
 import foresay.drafters.levels
+from foresay.drafters.last_state import LastStateDrafter
 from foresay.drafters.levels import levels_ahead
-from foresay.kvpaging import PagePool
+from foresay.kvpaging import PagePool, PageTable
 from foresay.spec.budget.members import OPEN
 from foresay.spec.price import Price
 from foresay.spec.sampling import SamplingParams
 from foresay.spec.tree import TreeShape
 from foresay.verifier.graphs.capture import Replay, Work, recorded
+from tests.drafters.growing import sequence
 from tests.same_tokens.models import engine_of
 from tests.same_tokens.runs import assert_same, jobs_of, plain
 from tests.same_tokens.witness import Job, run
@@ -96,3 +99,17 @@ def test_a_device_drafts_little_more_levels_than_are_likely_to_be_worth_it() -> 
     assert levels_ahead(replace(OPEN, price=Price(0.1, [0.0], 12))) == OPEN.levels
     assert levels_ahead(replace(OPEN, price=Price(math.inf, [0.0]))) == 1
     assert levels_ahead(TreeShape.chain(5)) == 5
+
+
+def test_a_state_is_only_that_of_the_text_it_was_kept_of() -> None:
+    """Of a text that went back by a token there is none, and none until it is observed again."""
+    pool, device = PagePool(4), torch.device("cpu")
+    drafter, text = LastStateDrafter("mtp", pool, 2, torch.float32, device), sequence([5, 6, 7, 8])
+    text.table = PageTable(pool)
+    assert not drafter.able(text)
+    text.table.reserve(3)
+    text.table.commit(3)
+    drafter.observe(text, {"final": torch.ones(3, 2)})
+    assert drafter.able(text)
+    text.table.truncate(2)
+    assert not drafter.able(text)
