@@ -19,7 +19,7 @@ from foresay.spec.logits import edits_of
 from foresay.spec.protocols import Drafter, Rows, of_path, reader_of
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
-from tests.same_tokens.heads import Whisper
+from tests.same_tokens.heads import Passing, Whisper
 from tests.same_tokens.models import MakeDrafter, Pair, paged
 
 #: One tree in so many is drafted once more.
@@ -64,14 +64,14 @@ class Fresh:
         return found
 
 
-class Held:
+class Held(Passing):
     """Passes the trees of another drafter on, each of which is to be what it owes. fresh: drafts one in four once more.
     lawful: whether none may break a grammar. compared: how many of more than a root were drafted twice."""
 
     def __init__(self, inner: Any, fresh: Fresh, lawful: bool = True) -> None:
-        self.inner, self.fresh, self.lawful = uncalibrated(inner), fresh, lawful
+        super().__init__(uncalibrated(inner))
+        self.fresh, self.lawful = fresh, lawful
         self.vocab_size = fresh.verifier.vocab_size
-        self.name, self.needs = inner.name, inner.needs
         self.asked = self.compared = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -90,15 +90,6 @@ class Held:
                 assert torch.allclose(torch.tensor(tree.chances), torch.tensor(alone.chances), rtol=1e-4)
                 self.compared += len(tree) > 1
         return trees
-
-    def extend(self, sequence: SequenceState) -> None:
-        self.inner.extend(sequence)
-
-    def committed(self, sequence: SequenceState, path: list[int]) -> None:
-        self.inner.committed(sequence, path)
-
-    def finished(self, sequence: SequenceState) -> None:
-        self.inner.finished(sequence)
 
     def _owed(self, sequence: SequenceState, tree: DraftTree, shape: TreeShape) -> None:
         """A tree below the text's last token, within its budget, of distinct siblings whose chances are some; and

@@ -111,14 +111,31 @@ def whispered(make: MakeDrafter, known: Mapping[str, list[int]]) -> MakeDrafter:
     return made
 
 
-class Whisper:
+class Passing:
+    """A drafter that passes everything on to another one."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.name, self.needs = inner, inner.name, inner.needs
+
+    def extend(self, sequence: SequenceState) -> None:
+        self.inner.extend(sequence)
+
+    def committed(self, sequence: SequenceState, path: list[int]) -> None:
+        self.inner.committed(sequence, path)
+
+    def finished(self, sequence: SequenceState) -> None:
+        self.inner.finished(sequence)
+
+
+class Whisper(Passing):
     """Puts the true continuation on a random path of each tree that another drafter grew.
 
     known: prompt and output of each sequence, by id.
     """
 
     def __init__(self, inner: Drafter, known: Mapping[str, list[int]]) -> None:
-        self.inner, self.known, self.name, self.needs = inner, known, inner.name, inner.needs
+        super().__init__(inner)
+        self.known = known
         self._rng = random.Random(5)
         self.drafted = 0
 
@@ -142,16 +159,7 @@ class Whisper:
         return DraftTree.build(tokens, parents, tree.drafter)
 
     def observe(self, sequence: SequenceState, features: Features) -> None:
-        self.inner.observe(sequence, features)  # type: ignore[attr-defined]
-
-    def extend(self, sequence: SequenceState) -> None:
-        self.inner.extend(sequence)
-
-    def committed(self, sequence: SequenceState, path: list[int]) -> None:
-        self.inner.committed(sequence, path)
-
-    def finished(self, sequence: SequenceState) -> None:
-        self.inner.finished(sequence)
+        self.inner.observe(sequence, features)
 
 
 def head_of(pair: Pair, kind: str, shape: str) -> MakeDrafter:

@@ -17,7 +17,7 @@ from foresay.spec.engine import EngineCore
 from foresay.spec.protocols import Drafter, FeatureReader
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree, TreeShape
-from tests.same_tokens.heads import head_drafter
+from tests.same_tokens.heads import Passing, head_drafter
 from tests.same_tokens.models import MakeDrafter, Pair, blur, engine_of
 from tests.same_tokens.runs import TREES, assert_same, jobs_of, maker, plain, shape_of, whole
 from tests.same_tokens.witness import Job, run
@@ -67,11 +67,11 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pair]:
     return made
 
 
-class Spiked:
+class Spiked(Passing):
     """Puts bad tokens into the trees that another drafter grew, and hangs more below, as far as there is room."""
 
     def __init__(self, inner: Drafter) -> None:
-        self.inner, self.name, self.needs = inner, inner.name, inner.needs
+        super().__init__(inner)
         self._rng = random.Random(3)
         self._grown: dict[str, int] = {}
         self.spikes = 0
@@ -82,12 +82,6 @@ class Spiked:
         trees = self.inner.propose(sequences, shapes)
         self._grown |= {sequence.id: len(tree) for sequence, tree in zip(sequences, trees, strict=True)}
         return [self._spiked(tree, shape) for tree, shape in zip(trees, shapes, strict=True)]
-
-    def extend(self, sequence: SequenceState) -> None:
-        self.inner.extend(sequence)
-
-    def finished(self, sequence: SequenceState) -> None:
-        self.inner.finished(sequence)
 
     def committed(self, sequence: SequenceState, path: list[int]) -> None:
         grown = self._grown.pop(sequence.id, 1)

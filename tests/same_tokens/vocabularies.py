@@ -24,6 +24,7 @@ from foresay.spec.tree import DraftTree, TreeShape
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.decoder import Decoder
 from foresay.verifier.model.weights import load
+from tests.same_tokens.heads import Passing
 from tests.same_tokens.models import Pair, paged
 from tests.same_tokens.test_directories import write_tokenizer
 
@@ -126,11 +127,11 @@ def with_columns(directory: Path, columns: Tensor, dtype: torch.dtype) -> Decode
     return Decoder(config, weights, config.max_positions + 64)
 
 
-class Noted:
+class Noted(Passing):
     """Notes every tree that another drafter proposes, by sequence."""
 
     def __init__(self, inner: Drafter) -> None:
-        self.inner, self.name, self.needs = inner, inner.name, inner.needs
+        super().__init__(inner)
         self.trees: list[tuple[str, list[int], list[int]]] = []
 
     def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
@@ -138,12 +139,3 @@ class Noted:
         for sequence, tree in zip(sequences, trees, strict=True):
             self.trees.append((sequence.id, tree.tokens, tree.parents))
         return trees
-
-    def extend(self, sequence: SequenceState) -> None:
-        self.inner.extend(sequence)
-
-    def committed(self, sequence: SequenceState, path: list[int]) -> None:
-        self.inner.committed(sequence, path)
-
-    def finished(self, sequence: SequenceState) -> None:
-        self.inner.finished(sequence)
