@@ -135,7 +135,7 @@ class Noted(Passing):
         self.trees: list[tuple[str, list[int], list[int]]] = []
 
     def propose(self, sequences: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[DraftTree]:
-        trees = self.inner.propose(sequences, shapes)
+        trees: list[DraftTree] = self.inner.propose(sequences, shapes)
         for sequence, tree in zip(sequences, trees, strict=True):
             self.trees.append((sequence.id, tree.tokens, tree.parents))
         return trees
