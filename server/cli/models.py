@@ -16,7 +16,7 @@ import msgspec
 from rich.console import Console
 
 from foresay.server.catalog import catalog
-from foresay.server.catalog.catalog import KnownDraft, KnownTarget, find_target, last_part, on_disk
+from foresay.server.catalog.catalog import KnownDraft, KnownTarget, find_target, on_disk
 from foresay.server.engine.memory import Demand, plan_cpu
 from foresay.server.engine.parameters import (
     Device,
@@ -28,7 +28,6 @@ from foresay.server.engine.parameters import (
     with_kv,
 )
 from foresay.server.settings.config import EngineConfig
-from foresay.server.settings.fields import nearest
 from foresay.server.settings.resolved import BUNDLED, CannotRun, heads_in
 from foresay.server.settings.units import bytes_in_words, count_in_words
 from foresay.spec.errors import ConfigurationError
@@ -163,11 +162,8 @@ def _named(name: str) -> list[KnownTarget]:
         return [found]
     if partly := [one for id, one in catalog.known_targets().items() if name.lower() in id.lower()]:
         return partly
-    known = [
-        word for one in catalog.known_targets().values() for word in (one.id, last_part(one.id), one.short) if word
-    ]
-    hint = nearest(name, known) or f"; foresay check {shlex.quote(name)} looks at any other model"
-    raise ConfigurationError(f"NAME {name}: not in the catalog, which foresay models lists{hint}")
+    advice = f"foresay check {shlex.quote(name)} looks at any other model"
+    raise ConfigurationError(f"NAME {name}: not in the catalog, which foresay models lists; {advice}")
 
 
 def _memory(target: KnownTarget, draft: KnownDraft | None, device: Device) -> dict[str, int]:

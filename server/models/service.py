@@ -228,7 +228,7 @@ class Service:
         info, name = self.opened()[1], self.names.own
         known = requested is None or self.names.has(requested)
         warnings = [] if known else [warning("model_renamed", "model", requested=requested, name=name)]
-        warnings += [warning("unknown_field", (field,), hint=hint) for field, hint in CONTEXT.get().unknown]
+        warnings += [warning("unknown_field", (field,)) for field in CONTEXT.get().unknown]
         return AnswerOrigin(
             id=request_id,
             model=name,

@@ -157,12 +157,9 @@ def test_a_part_of_several_names_shows_these(laptop, capsys) -> None:
     assert "Qwen2.5-Coder-7B" in shown and "Qwen3" not in shown
 
 
-@pytest.mark.parametrize(
-    ("name", "hint"), [("Qwen/Qwen3-9B", 'did you mean "Qwen/Qwen3-8B"?'), ("./mine", "foresay check ./mine looks at")]
-)
-def test_a_target_that_is_not_known(laptop, capsys, name, hint) -> None:
-    assert main(["models", name]) == 2
-    assert hint in capsys.readouterr().err
+def test_a_target_that_is_not_known(laptop, capsys) -> None:
+    assert main(["models", "./mine"]) == 2
+    assert "foresay check ./mine looks at any other model" in capsys.readouterr().err
 
 
 def test_colours_are_for_terminals_that_want_them(laptop, monkeypatch) -> None:

@@ -74,7 +74,7 @@ def there(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
     [
         (["gemini"], 2, "Gemini CLI cannot be used: it speaks only Google's API"),
         (["codex"], 1, "codex is not installed; to install Codex CLI: npm install -g @openai/codex"),
-        (["cloud"], 2, 'did you mean "claude"?'),
+        (["cloud"], 2, "invalid choice: 'cloud' (choose from"),
         (["claude", "--url", "127.0.0.1:1"], 1, "--url http://127.0.0.1:1: no Foresay server answers there"),
         (
             ["claude", "--port", "1", "--draft", "none"],
