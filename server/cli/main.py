@@ -83,7 +83,7 @@ class Parser(ArgumentParser):
         """Print the message on one line and exit with status 2."""
         self.exit(USAGE_ERROR, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
-    def parsed(self, arguments: Sequence[str]) -> Namespace:
+    def parse_strictly(self, arguments: Sequence[str]) -> Namespace:
         """Parse all arguments, those for the other program as ``words``."""
         end = arguments.index("--") if self.passes_on and "--" in arguments else len(arguments)
         several = any(action.nargs == "*" for action in self._actions if not action.option_strings)
@@ -205,7 +205,7 @@ no download."""
 
 
 def _run(command: Command, arguments: Sequence[str]) -> int:
-    parsed = build_parser(command).parsed(arguments)
+    parsed = build_parser(command).parse_strictly(arguments)
     if command.config is None:
         return command.run(None, parsed)
     known = settings_of(command.config)

@@ -251,16 +251,6 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
         """``idle_unload`` in seconds; None if a model stays."""
         return None if self.idle_unload is None else units.seconds_of(self.idle_unload)
 
-    @property
-    def most_replicas(self) -> int:
-        """Most engines that there may be."""
-        return 1 if self.replicas is None else int(self.replicas.rpartition("-")[2])
-
-    @property
-    def most_running(self) -> int:
-        """Most requests that may run and wait."""
-        return self.max_seqs * self.most_replicas + self.max_queue
-
 
 #: A command's default max_tokens.
 USUAL_TOKENS = 256

@@ -204,5 +204,5 @@ class ThreadPool:
 
 _team = ThreadPool()
 set_num_threads, num_threads, cpu_wait, run = _team.set_num_threads, _team.num_threads, _team.cpu_wait, _team.run
-share, pin, set_yielding = _team.share, _team.pin, _team.set_yielding
+pin, set_yielding = _team.pin, _team.set_yielding
 os.register_at_fork(after_in_child=_team.forget)
