@@ -92,9 +92,10 @@ def test_there_must_be_something_to_compare(flags: list[str], capsys) -> None:
     assert f"there is nothing to compare: choose a drafter with {flags[0]}" in capsys.readouterr().err
 
 
-def test_a_way_that_is_misspelt_is_refused_before_anything_is_loaded(capsys) -> None:
-    assert main(["bench", "--compare", "ngram", "sufix"]) == 2
-    assert "--draft sufix" in capsys.readouterr().err
+def test_a_drafter_that_does_not_exist_is_refused_before_anything_is_loaded(ways: Clock, capsys, monkeypatch) -> None:
+    monkeypatch.setattr("foresay.server.engine_process.local.build_engine", None)
+    assert main(["bench", "--compare", "ngram", "./missing"]) != 0
+    assert "--draft ./missing" in capsys.readouterr().err
 
 
 def test_prompts_are_read_from_a_file(ways: Clock, capsys, tmp_path: Path) -> None:
