@@ -129,10 +129,10 @@ def bench(task: Task) -> None:
     """``foresay bench`` of the bundled pair."""
 
     def measured() -> dict[str, Any]:
-        report = run(task, "bench", "--rounds", "1", "--max-tokens", str(min(64, 4 * task.settings.tokens)))
-        (way,) = report["ways"]
-        task.check("same tokens", way["same_tokens"])
-        rates = {f"{one}_tokens_per_second": way[one]["tokens_per_second"] for one in ("on", "off")}
-        return {"value": way["speedup"], "drafter": way["drafter"], "per_step": way["on"]["tokens_per_step"]} | rates
+        [result] = run(task, "bench", "--rounds", "1", "--max-tokens", str(min(64, 4 * task.settings.tokens)))["ways"]
+        task.check("same tokens", result["same_tokens"])
+        rates = {f"{way}_tokens_per_second": result[way]["tokens_per_second"] for way in ("on", "off")}
+        more = {"drafter": result["drafter"], "per_step": result["on"]["tokens_per_step"]}
+        return {"value": result["speedup"]} | more | rates
 
     task.take("foresay bench", "times plain", measured)
