@@ -29,7 +29,7 @@ HYBRID = (*RECURRENT, "qwen3_5_moe", "qwen3_next", "lfm2_moe", "granite_hybrid",
 
 
 def every_family() -> Any:
-    """Each with six drafters, another chain, tree, copy and lookup from family to family; `make soak` tries the others."""
+    """Each with six drafters, another chain, tree, copy and lookup from family to family; `make soak` tries others."""
     for number, family in enumerate(FAMILIES):
         quick = {"garbage", "truth", *(kind[number % len(kind)] for kind in (CHAINS, TREES, SELF, LOOKUPS))}
         for drafter in DRAFTERS:
