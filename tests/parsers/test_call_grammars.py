@@ -145,22 +145,46 @@ def test_where_nothing_is_strict_there_is_no_grammar():
     assert caught.value.param == "tool_choice"
 
 
-@pytest.mark.parametrize(
-    ("parameters", "param"),
-    [
-        ({"type": "object", "properties": {"a": {"type": "string", "pattern": "x"}}}, ".properties.a"),
-        ({"type": "object", "properties": {"a>": {"type": "string"}}}, ".properties.a>"),
-        ({"type": "object", "properties": []}, ""),
-        ({"type": "object", "properties": {"a": {}}, "required": 5}, ""),
-        ({"type": "object", "properties": {"a": {"type": "string", "enum": 5}}}, ".properties.a"),
-        ({"type": "object", "properties": {"a": {"type": "string", "const": "</parameter>"}}}, ".properties.a"),
-        ({"type": "object", "anyOf": []}, ""),
+def chain(length: int) -> dict[str, Any]:
+    """Schemas, each of which refers to the next."""
+    below = {str(at): {"properties": {"n": {"$ref": f"#/$defs/{at + 1}"}}} for at in range(length)}
+    return {**below, str(length): {"type": "integer"}}
+
+
+A = ".properties.a"
+#: Schemas of parameters, by what of them cannot be held to in the notation.
+NOT_HELD: dict[str, list[tuple[str, dict[str, Any]]]] = {
+    "qwen3_coder": [
+        ("", {"properties": []}),
+        ("", {"properties": {"a": {}}, "required": 5}),
+        ("", {"anyOf": []}),
+        (".properties.a>", {"properties": {"a>": {"type": "string"}}}),
+        *((A, {"properties": {"a": {"type": "string"} | value}}) for value in (
+            {"pattern": "x"}, {"enum": 5}, {"const": "</parameter>"})),
     ],
+    "gemma4": [
+        ("", {"properties": []}),
+        ("", {"required": 5}),
+        ("", {"type": "string"}),
+        ("", {"anyOf": [{"required": ["a"]}]}),
+        ("", {"properties": {"a": {"$ref": "#/$defs/0"}}, "$defs": chain(1000)}),
+        (f"{A}.items", {"properties": {"a": {"items": {"allOf": [{}, {}]}}}}),
+        *((A, {"properties": {"a": value}}) for value in (
+            False, {"type": "strong"}, {"type": []}, {"enum": []}, {"enum": [{}]}, {"const": '<|"|>'}, {"anyOf": []},
+            {"$ref": "#/$defs/x"}, {"$ref": "#", "minItems": 1}, {"enum": ["x", "y"], "const": "x"},
+            {"type": "string", "pattern": "x"}, {"type": "string", "minLength": 5, "maxLength": 3},
+            {"type": "string", "minLength": -1}, {"type": "array", "minItems": 1, "maxItems": 0})),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("form", "param", "schema"), [(form, *case) for form, cases in NOT_HELD.items() for case in cases]
 )
-def test_what_bare_parameters_cannot_be_held_to_is_refused(parameters, param):
-    function = Function(name="f", parameters=parameters)
+def test_what_cannot_be_held_to_is_named(form, param, schema):
+    function = Function(name="f", parameters={"type": "object"} | schema)
     with pytest.raises(InvalidRequest) as caught:
-        tool_call_grammar("qwen3_coder", Offer(listed=(function,), functions=(function,)), {})
+        tool_call_grammar(form, Offer(listed=(function,), functions=(function,)), {})
     assert caught.value.param == f"tools[0].function.parameters{param}"
 
 

@@ -18,13 +18,13 @@ from foresay.server.text.conversation import Offer, in_turns
 from foresay.server.text.grammars.answers import tool_call_grammar
 from foresay.server.text.parsers.chat_format import ChatFormat
 from foresay.server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart, joined
-from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import Delta, Request
 from foresay.spec.sampling import SamplingParams
 from tests.grammar.oracle import accepts
 from tests.parsers.asking import SCHEMA, TOOL, USER, ask, engine_saying, prompt_of
-from tests.parsers.families import TEMPLATES, family_tokenizer
+from tests.parsers.families import family_tokenizer
 from tests.parsers.reading import parts_of, read
+from tests.parsers.test_call_grammars import chain
 from tests.server.scripted import END, served
 
 TAGS = REASONING["gemma4"]
@@ -191,12 +191,6 @@ def test_marks_that_are_no_tokens_are_spelled():
     assert not accepts(grammar, CALL.replace('<|"|>', ""))
 
 
-def chain(length: int) -> dict[str, Any]:
-    """Schemas, each of which refers to the next."""
-    below = {str(at): {"properties": {"n": {"$ref": f"#/$defs/{at + 1}"}}} for at in range(length)}
-    return {**below, str(length): {"type": "integer"}}
-
-
 MANY = [f"value {number}" for number in range(2001)]
 
 
@@ -217,38 +211,6 @@ def test_large_and_odd_schemas_are_held_to(schema, inside, tokenizer):
     )
     ids = tokenizer.encode(f"<|tool_call>call:f{{{inside}}}<tool_call|>", add_special_tokens=False)
     assert matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting(), matcher.get_error()
-
-
-@pytest.mark.parametrize(
-    ("schema", "path"),
-    [
-        ({"properties": []}, ""),
-        ({"required": 5}, ""),
-        ({"type": "string"}, ""),
-        ({"type": "object", "anyOf": [{"required": ["a"]}]}, ""),
-        ({"properties": {"a": {"type": "strong"}}}, ".properties.a"),
-        ({"properties": {"a": {"type": []}}}, ".properties.a"),
-        ({"properties": {"a": {"enum": []}}}, ".properties.a"),
-        ({"properties": {"a": {"enum": [{}]}}}, ".properties.a"),
-        ({"properties": {"a": {"const": '<|"|>'}}}, ".properties.a"),
-        ({"properties": {"a": {"type": "string", "pattern": "x"}}}, ".properties.a"),
-        ({"properties": {"a": {"items": {"allOf": [{}, {}]}}}}, ".properties.a.items"),
-        ({"properties": {"a": {"anyOf": []}}}, ".properties.a"),
-        ({"properties": {"a": {"$ref": "#/$defs/x"}}}, ".properties.a"),
-        ({"properties": {"a": {"$ref": "#", "minItems": 1}}}, ".properties.a"),
-        ({"properties": {"a": False}}, ".properties.a"),
-        ({"properties": {"a": {"enum": ["x", "y"], "const": "x"}}}, ".properties.a"),
-        ({"properties": {"a": {"type": "string", "minLength": 5, "maxLength": 3}}}, ".properties.a"),
-        ({"properties": {"a": {"type": "string", "minLength": -1}}}, ".properties.a"),
-        ({"properties": {"a": {"type": "array", "minItems": 1, "maxItems": 0}}}, ".properties.a"),
-        ({"properties": {"a": {"$ref": "#/$defs/0"}}, "$defs": chain(1000)}, ""),
-    ],
-)
-def test_what_cannot_be_held_to_is_named(schema, path, tokenizer):
-    tokens = {tag: tokenizer.added_id(tag) for tag in FORMATS["gemma4"].tags}
-    with pytest.raises(InvalidRequest) as caught:
-        tool_call_grammar("gemma4", offer_of(f=schema), tokens)
-    assert caught.value.param == f"tools[0].function.parameters{path}"
 
 
 # -- a server -----------------------------------------------------------------------------------------------------
@@ -372,12 +334,3 @@ async def test_the_first_template_gets_results_where_it_looks_for_them():
         assert prompt_of(engine, tokenizer) == begin
         await ask(client, [*told, {"role": "assistant", "content": "Sunny."}, USER], tools=[TOOL])
     assert prompt_of(engine, tokenizer) == f"{begin}Sunny.<turn|>\n<|turn>user\nWeather?<turn|>\n<|turn>model\n"
-
-
-def test_the_template_alone_tells_and_a_flag_does():
-    known = ChatFormat.of(family_tokenizer("gemma4"))
-    assert (known.calls, known.thinks, known.generic) == ("gemma4", TAGS, False)
-    assert set(known.markers.values()) == set(FORMATS["gemma4"].control)
-    other = ChatFormat.of(family_tokenizer("plain"), "gemma4", "gemma4")
-    assert (other.calls, other.thinks) == ("gemma4", TAGS)
-    assert TEMPLATES["gemma4"] != TEMPLATES["gemma4_small"]

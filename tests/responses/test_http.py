@@ -135,18 +135,6 @@ async def test_a_client_that_leaves_cancels_its_response(tokenizer):
     assert len(engine.cancelled) == 1
 
 
-async def test_an_engine_that_breaks_fails_the_response(tokenizer):
-    async with asking(saying(tokenizer, fail_after=4), tokenizer) as client:
-        stream = await client.responses.create(model="toy", input="Tell", stream=True)
-        events = [event async for event in stream]
-        last: Any = events[-1]
-        assert last.type == "response.failed" and last.response.error.code == "server_error"
-        kept = await client.responses.retrieve(last.response.id)
-        assert kept.status == "failed" and kept.output_text
-        with pytest.raises(openai.InternalServerError):
-            await client.responses.create(model="toy", input="Tell")
-
-
 async def test_old_turns_make_room_only_if_they_may(tokenizer):
     engine = saying(tokenizer)
     long = "fox " * 40
