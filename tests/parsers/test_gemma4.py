@@ -148,7 +148,6 @@ def test_forced_arguments_are_json_of_the_schema(tokenizer):
 
 # -- a server -----------------------------------------------------------------------------------------------------
 
-ASKED = f"{thought('We look.')}Wait.\n{CALL}"
 THINKING: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": True}}
 
 
@@ -172,25 +171,6 @@ async def test_what_the_model_reads_while_it_thinks_and_later(tokenizer):
     assert prompts[1].endswith(f"<|turn>model\n{thought('We look.')}{shown}{found}<|channel>thought\n")
     asked = "<|turn>user\nWeather?<turn|>\n<|turn>model\n"
     assert prompts[2].endswith(f"{asked}{shown}{found}It is sunny.<turn|>\n{asked}<|channel>thought\n<channel|>")
-
-
-@pytest.mark.parametrize(
-    ("path", "more", "thinks"),
-    [
-        ("/v1/messages", {"max_tokens": 99, "thinking": {"type": "enabled", "budget_tokens": 1024}}, True),
-        ("/v1/messages", {"max_tokens": 99, "thinking": {"type": "disabled"}}, False),
-        ("/api/chat", {"think": True}, True),
-        ("/api/chat", {"think": False}, False),
-    ],
-)
-async def test_thinking_is_switched(tokenizer, path, more, thinks):
-    engine = engine_saying(tokenizer, ASKED)
-    async with served(engine, tokenizer) as client:
-        assert (
-            await client.post(path, json={"model": "toy", "messages": [USER], "stream": False} | more)
-        ).status == 200
-    prompt = prompt_of(engine, tokenizer)
-    assert (("<|think|>" in prompt), prompt.endswith("<|channel>thought\n<channel|>")) == (thinks, not thinks)
 
 
 async def test_a_result_cannot_end_the_turn(tokenizer):

@@ -63,16 +63,6 @@ async def test_what_a_model_wrote_is_read_again_as_it_was_spelled(tokenizer, str
     assert requested == tokenizer.decode(engine.requests[1].prompt, skip_special_tokens=False)
 
 
-async def test_what_is_not_stored_is_not_found(tokenizer):
-    async with asking(saying(tokenizer), tokenizer) as client:
-        hidden = await client.responses.create(model="toy", input="Tell", store=False)
-        with pytest.raises(openai.NotFoundError):
-            await client.responses.retrieve(hidden.id)
-        with pytest.raises(openai.BadRequestError) as caught:
-            await client.responses.create(model="toy", input="And?", previous_response_id=hidden.id)
-    assert (caught.value.code, caught.value.param) == ("previous_response_not_found", "previous_response_id")
-
-
 async def test_retrieve_delete_and_input_items(tokenizer):
     async with asking(saying(tokenizer), tokenizer) as client:
         first = await client.responses.create(model="toy", input="One")
