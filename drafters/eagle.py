@@ -30,7 +30,7 @@ No level depends on the one before, so all nodes of a depth have the same candid
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 
 import torch
@@ -42,9 +42,9 @@ from foresay.kvpaging import KVStore, PagePool, PageTable
 from foresay.spec.names import EAGLE, EAGLE3, PEAGLE
 from foresay.spec.protocols import Features, Rows
 from foresay.spec.sequence import SequenceState
-from foresay.spec.tree import DraftTree
+from foresay.spec.tree import DraftTree, TreeShape
 from foresay.verifier.forward_batch import StaticRows
-from foresay.verifier.graphs.capture import Replay, recorded
+from foresay.verifier.graphs.capture import Capture, Replay, recorded
 from foresay.verifier.graphs.rows import Nodes, chain_words, rows_of
 from foresay.verifier.graphs.state import StepState, sent
 from foresay.verifier.heads.paged import EagleHead
@@ -56,7 +56,7 @@ log = logging.getLogger("foresay.drafters")
 
 #: Committed text is caught up in chunks of at most this many rows, to bound the pass's memory.
 _CATCH_UP_ROWS = 256
-#: Up to so many rows, the usual after a step with other drafts, are caught up in a recorded pass.
+#: Rows of a recorded pass that catches up, the root's among them: enough after most steps with other drafts.
 _FEW_ROWS = 8
 
 
@@ -134,6 +134,14 @@ class EagleDrafter(FeatureDrafter):
         state.join([self._joined(sequence, _FEW_ROWS)])
         run()
         self.began(sequence)
+
+    def capture_ahead(
+        self, shape: TreeShape, vocab_size: int, rooms: Sequence[tuple[int, int]], capture: Capture
+    ) -> Iterator[None]:
+        """Also record the pass that catches up."""
+        yield from super().capture_ahead(shape, vocab_size, rooms, capture)
+        if compiled(self.rows) and self._few:
+            yield
 
     @cached_property
     def _few(self) -> tuple[StepState, Replay]:

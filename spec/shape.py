@@ -13,7 +13,7 @@ MAX_NODES = 64
 MAX_CHUNK = 256
 #: A CPU records the steps of one text that drafts a chain of up to so many tokens; longer ones are rare. Start-up times
 #: one of so many.
-WHOLE_CHAIN = 8
+WHOLE_CHAIN = 6
 
 
 @dataclass(frozen=True, slots=True)

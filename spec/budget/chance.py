@@ -26,7 +26,7 @@ TEXT, MANY = (4.0, 0.995), (16.0, 0.999)
 _CERTAIN = 0.02
 LEAST = 2 * _CERTAIN
 #: By how many deviations of its log odds a model is hoped to suit a text better than known, and the deviation at which
-#: it is known well enough, after some four outcomes. Measured on stories and maths in turns, at T = 0.7.
+#: it is known well enough, mostly after four outcomes. Measured on stories and maths in turns, at T = 0.7.
 _HOPE, _KNOWN = 0.8, 0.7
 #: How many salts are kept: more than one server has users.
 _SALTS = 256

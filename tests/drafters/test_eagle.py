@@ -56,6 +56,29 @@ def test_a_fork_drafts_at_once(pair, head, read: bool) -> None:
     assert len(tree) == 10
 
 
+def test_catching_up_in_a_short_text_writes_to_no_page_of_another(pair, head) -> None:
+    """In pages of eight tokens: recorded passes have rows past what the text has reserved."""
+    models, pool = pair("llama2"), PagePool(20, 8)
+    verifier, drafter, held = paged(models.target, pool), EagleDrafter(head, pool), list[torch.Tensor]()
+    for name, length in (("long", 26), ("short", 6)):
+        tokens = random_tokens(random.Random(2), length + 1, models.vocab_size)
+        table, greedy = PageTable(pool), SamplingParams(temperature=0.0)
+        sequence = SequenceState(name, tokens, length, greedy, table, Noise(1, 300), 99, frozenset())
+        for begin, end in ((0, length - 5), (length - 5, length)):
+            table.reserve(end - begin + 2)
+            forward = verifier.run([Rows(table, torch.tensor(tokens[begin:end]), begin)], drafter.needs)
+            table.commit(end - begin)
+            drafter.observe(sequence, forward.features)
+            if begin == 0 and name == "long":
+                drafter.extend(sequence)
+        drafter.propose([sequence], [TreeShape.chain(1)])
+        if not held:
+            first, size = table.pages, pool.page_size
+            held = [rows.view(-1, size, *rows.shape[1:])[first].clone() for rows in drafter.store.layer(0)[:2]]
+    now = [rows.view(-1, size, *rows.shape[1:])[first] for rows in drafter.store.layer(0)[:2]]
+    assert all(map(torch.equal, held, now))
+
+
 def test_too_many_hidden_states_do_not_wait(pair, head, monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest page's are stored."""
     monkeypatch.setattr(hidden_states, "_MOST_BYTES", 20 * 3 * 64 * 4)

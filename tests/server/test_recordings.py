@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from foresay.drafters import hidden_states, levels
+from foresay.drafters import eagle, hidden_states, levels
 from foresay.drafters.combined import members_of
 from foresay.drafters.proposer import on_device
 from foresay.server.engine import memory
@@ -122,7 +122,7 @@ def test_a_pass_that_returns_features_does_where_none_are_wanted(recurrent) -> N
     assert len([made for made in reader.model._replayed.values() if made]) == 1
 
 
-@pytest.mark.parametrize(("draft", "tree"), [("auto", None), ("draft_model", "3,2,1")])
+@pytest.mark.parametrize(("draft", "tree"), [("auto", None), ("draft_model", "3,2,1"), ("eagle3", "3,2,1")])
 def test_nothing_is_recorded_in_mid_stream(draft, tree, monkeypatch) -> None:
     """In batches of 1 to 16, a text as long as may be, and a prompt that is read while others are written: once a
     request was served and nobody asked for a while."""
@@ -130,7 +130,7 @@ def test_nothing_is_recorded_in_mid_stream(draft, tree, monkeypatch) -> None:
     engine = build_engine(EngineConfig(draft=draft, draft_tree=tree, device="cpu", **limits))
     while engine.prepare_one():
         pass
-    for module in (model_runner, levels):
+    for module in (model_runner, levels, eagle):
         monkeypatch.setattr(module, "recorded", lambda work: pytest.fail(f"{work} was recorded"))
     for count, length in ((1, 900), (2, 9), (4, 9), (8, 9), (16, 9)):
         for number in range(count):

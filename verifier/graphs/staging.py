@@ -62,7 +62,7 @@ class Staged:
 class PageTables:
     """The columns ``tables`` of a batch, int32[S, P], and ``window_tables`` if there are window pages.
 
-    Entries after the pages of a text are not read, except if it has none: rows of padding go to the padding page.
+    Entries after the pages of a text are 0: what a pass writes there, in rows of padding, goes to the padding page.
     """
 
     def __init__(self, staged: Staged, windows: WindowPages | None) -> None:
@@ -75,19 +75,19 @@ class PageTables:
         least how many tokens its text has."""
         changed, windows = self._known[index] != pages, self._windows
         if changed:
-            pages = self._known[index] = pages[: self._width]
-            row = self._staged.writable()["tables"][index]
-            row[: len(pages) or None] = pages or 0
+            before, pages = len(self._known[index]), pages[: self._width]
+            self._known[index], row = pages, self._staged.writable()["tables"][index]
+            row[: len(pages)], row[len(pages) : before] = pages, 0
         if windows is None:
             return changed
         return self._write_window(index, pages[: self._width], windows, windows.first_page(length)) or changed
 
     def _write_window(self, index: int, pages: list[int], windows: WindowPages, first: int) -> bool:
         """The same for window pages, from the first that is attended to."""
-        row, own = self._staged.arrays["window_tables"][index], windows.page_map[pages[first:]]
-        if not pages:
-            first, own = 0, np.zeros_like(row)
-        if np.array_equal(row[first : first + len(own)], own):
+        row, found = self._staged.arrays["window_tables"][index], windows.page_map[pages[first:]]
+        own = np.zeros_like(row[first if pages else 0 :])
+        own[: len(found)] = found
+        if np.array_equal(row[-len(own) :], own):
             return False
-        self._staged.writable()["window_tables"][index, first : first + len(own)] = own
+        self._staged.writable()["window_tables"][index, -len(own) :] = own
         return True
