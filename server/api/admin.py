@@ -7,7 +7,6 @@ meanwhile; running ones go on in the next engine, or end in this one first if th
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -20,7 +19,6 @@ from foresay.server.engine_process.client_base import Resumed
 from foresay.server.models.model import Model
 from foresay.server.models.models import MODELS, Models
 from foresay.server.schemas.errors import ApiError, NotNow
-from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.load import changed
 from foresay.spec.errors import ForesayError, InvalidRequest
 
@@ -63,7 +61,7 @@ async def _reload(models: Models, entry: Model, settings: Mapping[str, Any]) -> 
     except (ApiError, InvalidRequest):
         raise
     except ForesayError as error:
-        raise InvalidRequest(_field(str(error), settings), str(error)) from None
+        raise InvalidRequest("settings", str(error)) from None
 
 
 async def _changed(models: Models, entry: Model, settings: Mapping[str, Any]) -> Resumed:
@@ -78,13 +76,6 @@ async def _changed(models: Models, entry: Model, settings: Mapping[str, Any]) ->
     if not same and config.replicas is not None:
         raise InvalidRequest("target", f": replicas cannot change their model; deploy {config.target} instead")
     return await models.reload(entry, config, same)
-
-
-def _field(message: str, settings: Mapping[str, Any]) -> str:
-    """The setting that an error message mentions, by its name or its flag."""
-    words: list[str] = [word.strip("_") for word in re.findall(r"[a-z_]+", message.replace("-", "_"))]
-    known = [word for word in words if word in settings or word in EngineConfig.__struct_fields__]
-    return next((word for word in known if word in settings), (known or ["settings"])[0])
 
 
 ROUTES = [

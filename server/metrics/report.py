@@ -146,20 +146,6 @@ class Node(msgspec.Struct, frozen=True):
         return found
 
 
-class Woken(msgspec.Struct, frozen=True):
-    """Experts used on average by a step without prompts. rows: maximum rows of these steps."""
-
-    rows: int
-    steps: int
-    experts: float
-
-    @classmethod
-    def each(cls, counters: Counters) -> list[Self]:
-        """By rows."""
-        steps = sorted((int(rows), rows, times) for rows, times in counters.experts_woken_steps.items())
-        return [cls(number, times, counters.experts_woken[rows] / times) for number, rows, times in steps]
-
-
 class Point(msgspec.Struct, frozen=True, kw_only=True):
     """One interval. at: its first second, since 1970. seconds: its length, 1 or 60.
 
@@ -264,7 +250,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The page's data without the charts. drafters: in the minute of :class:`Live`; drafters_hour: in the last
     hour. nodes: of that minute, by depth and rank, of all tree shapes. accepted_by_depth: of all drafters, in that
     minute and in the hour. totals: counters since the start, by their names in /metrics.
-    verdict: in a sentence, whether speculation pays, and if not, why. woken: experts of a layer, in the hour."""
+    verdict: in a sentence, whether speculation pays, and if not, why."""
 
     now: float
     server: Server
@@ -274,7 +260,6 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     nodes: list[Node]
     accepted_by_depth: ByDepth
     accepted_by_depth_hour: ByDepth
-    woken: list[Woken]
     totals: dict[str, int | float]
     verdict: str
     self_check: SelfCheckCounts
@@ -303,7 +288,6 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
             nodes=Node.each(minute),
             accepted_by_depth=minute.by_depth,
             accepted_by_depth_hour=hour.by_depth,
-            woken=Woken.each(hour),
             totals=sums,
             verdict=f"{judged(minute).sentence} {unable}".rstrip(),
             self_check=self_check,

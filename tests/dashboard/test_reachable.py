@@ -7,7 +7,6 @@ from importlib.resources import files
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 from playwright.async_api import Page, expect
 
 from foresay.server.text.tokenizer import Tokenizer
@@ -81,7 +80,7 @@ async def test_the_dashboard_is_sound_before_and_after_the_first_request(tokeniz
         page = visit.page
         await sound(visit, theme)
         for _ in range(200):
-            service.telemetry.step(replace(step(), woken=12.5))  # of a mixture: one chart more
+            service.telemetry.step(step())
         for seed in range(9):
             await posted(visit, prompt="a prompt that is much longer than a column " * 3, seed=seed)
         await expect(page.locator("#requests tr[data-id]")).to_have_count(8)

@@ -2,7 +2,7 @@
 
 import { html, svg } from "./elements.js";
 import { FIGURES, title } from "./figures.js";
-import { count, number, percent, time } from "./format.js";
+import { count, percent, time } from "./format.js";
 import { card, entries, LEFT, marked, Plot, RIGHT, scale, ticks } from "./plot.js";
 import { sum } from "./timeline.js";
 
@@ -13,12 +13,12 @@ const APART = 8.5;
 const share = (mark) => `${Number((100 * mark).toPrecision(2))} %`;
 
 /** Shows shares: bars are { label, text, sizes }, a size in each colour of `legend`, which says what it means; lines
- * are { at, name, value }, in bars from the left. The axis goes up to `least` anyway, with `mark` for its marks; `foot`
- * is under the bars. `table` is what its table says of the data. */
+ * are { at, name, value }, in bars from the left. The axis goes up to `least` anyway; `foot` is under the
+ * bars. `table` is what its table says of the data. */
 class BarChart extends Plot {
-  constructor({ legend, foot, table, least = 0, mark = share, ...about }) {
+  constructor({ legend, foot, table, least = 0, ...about }) {
     super(about.title, html("li.when"), "bar");
-    Object.assign(this, { colours: Object.keys(legend), foot, least, mark, data: { bars: [], lines: [] } });
+    Object.assign(this, { colours: Object.keys(legend), foot, least, data: { bars: [], lines: [] } });
     this.table = () => table(this.data);
     const named = Object.entries(legend).filter(([, name]) => name);
     const meanings = entries(named.map(([colour, name]) => ({ colour, name })));
@@ -41,7 +41,7 @@ class BarChart extends Plot {
     return {
       height: HEIGHT,
       marks: [
-        marked(marks, y, right, this.mark),
+        marked(marks, y, right, share),
         bars.map((bar, index) => this._bar(bar, LEFT + index * slot, slot, y, index % every === 0)),
         lines.map(({ name, at }, row) => this._line(name, LEFT + at * slot, row, y(0))),
         svg("text.foot", { x: middle, y: HEIGHT - 4 }, this.foot),
@@ -127,14 +127,6 @@ function histogram(counts, bounds) {
 
 const DEPTH_HEADS = ["token of the draft", "right", "right if the one before was", "right, hour", "if before, hour"];
 
-function rowsOf(woken) {
-  const bars = woken.map(({ rows, steps, experts }) => {
-    const cells = [number(experts), count(steps)];
-    return { label: `${rows}`, text: `up to ${rows} rows: ${cells[0]} experts`, cells, sizes: [experts] };
-  });
-  return { bars, lines: [] };
-}
-
 /** The charts, and what redraws them. */
 export function spread(timeline, state) {
   const depth = new BarChart({
@@ -161,25 +153,11 @@ export function spread(timeline, state) {
   const waited = "How often a reader waited how long for more text, in the time shown.";
   const gaps = timesOf("chunk-gaps", FIGURES.gap, waited),
     tokens = timesOf("token-times", FIGURES.perToken, "The same, shared by the tokens of a piece.");
-  const experts = new BarChart({
-    id: "experts",
-    title: "Experts a pass reads",
-    term: "experts woken by rows",
-    note: "How many of a layer's experts the rows of a pass are for, on average of the last hour.",
-    legend: { verify: null },
-    foot: "rows of a pass, up to",
-    mark: String,
-    table: ({ bars }) => ({
-      heads: ["rows, up to", "experts of a layer", "passes"],
-      rows: bars.map(({ label, cells }) => [label, ...cells]),
-    }),
-  });
   const draw = () => {
     const { chunk_gaps, token_times } = sum(timeline.shown());
     depth.draw(depths(state.snapshot));
     gaps.draw(histogram(chunk_gaps, state.bounds));
     tokens.draw(histogram(token_times, state.bounds));
-    experts.draw(rowsOf(state.snapshot.woken));
   };
-  return { elements: [depth.element, gaps.element, tokens.element, experts.element], draw };
+  return { elements: [depth.element, gaps.element, tokens.element], draw };
 }
