@@ -14,8 +14,7 @@ import foresay
 from foresay.server.api.common import validation
 from foresay.server.api.common.answer import Answer, timings
 from foresay.server.api.common.route import EVENTS, Route, Stream, json_response
-from foresay.server.api.common.streaming import leasing
-from foresay.server.api.common.turns import answered, completion_choices, infilled, room_for
+from foresay.server.api.common.turns import answered, completion_choices, infilled, leasing, room_for
 from foresay.server.api.common.validation import FieldNames
 from foresay.server.models.models import MODELS
 from foresay.server.models.service import Service

@@ -22,7 +22,7 @@ class Way(msgspec.Struct, frozen=True):
     call: one call. ``{arguments}`` is a JSON object. A call that is itself an object may have its keys in any order,
     and further ones. With ``{index}``, the call's number, the id is made of the text around the name; ``{id}`` is the
     model's own id.
-    quote: if given, ``{arguments}`` are in Gemma 4's notation: strings between two of these, and bare keys.
+    quote: if given, ``{arguments}`` are read in Gemma 4's notation, too: strings between two of these, and bare keys.
     parameter: one of ``{parameters}``. A value between tags is bare text if the function's schema says so, else JSON;
     line ends next to it are not part of it if they are next to ``{value}``. Without tags, parameters are Python's.
     """

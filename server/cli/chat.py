@@ -18,7 +18,7 @@ from foresay.server.cli.generate import drawn, for_people, generate, hint_of_mod
 from foresay.server.cli.progress import Stages, loaded, note, stopping, summary, unechoed
 from foresay.server.cli.serve import URL, ServerGone
 from foresay.server.settings.config import SamplingConfig
-from foresay.server.settings.fields import Setting, nearest, settings_of
+from foresay.server.settings.fields import Setting, settings_of
 from foresay.server.settings.load import changed
 from foresay.spec.errors import ConfigurationError, ForesayError, InvalidRequest
 from foresay.spec.names import NONE
@@ -116,7 +116,7 @@ class ChatSession:
             case "/stats":
                 self._show_statistics()
             case _:
-                note(f"unknown command {name}{nearest(name, [*COMMANDS, *ALIASES])} (/help lists them, /bye leaves)")
+                note(f"unknown command {name} (/help lists them, /bye leaves)")
         return True
 
     # -- answers -----------------------------------------------------------------------------------------------------

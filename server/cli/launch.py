@@ -164,27 +164,13 @@ def _show(process: subprocess.Popen[bytes], last: deque[str]) -> None:
 
 def _wait(url: str, process: subprocess.Popen[bytes] | None = None) -> None:
     """Wait until a server takes requests; raises ForesayError if it will not. process: the server's, if we started
-    it: while it lives, an answer that is late or breaks off says only that the machine is busy."""
-    while (status := _status(url, process)) not in ("ok", "unloaded"):
+    it: while it lives, no answer says only that the machine is busy."""
+    while (status := (_health(url) or {}).get("status")) not in ("ok", "unloaded"):
         if process is not None and process.poll() is not None:
             raise ForesayError(f"the server ended before it was ready (exit status {process.returncode})")
         if status in ("failed", "draining") or (status is None and process is None):
             raise ForesayError(f"the server at {url} takes no requests: {status or 'it is gone'}")
         time.sleep(POLL_SECONDS)
-
-
-class _Late(ForesayError):
-    """An answer that did not come, or broke off."""
-
-
-def _status(url: str, process: subprocess.Popen[bytes] | None) -> str | None:
-    """What a server says it is doing; None if nothing answers. process: as for :func:`_wait`."""
-    try:
-        return (_health(url) or {}).get("status")
-    except _Late:
-        if process is None:
-            raise
-        return None
 
 
 def _end(process: subprocess.Popen[bytes]) -> int | None:
@@ -226,27 +212,24 @@ def _check_same(health: dict[str, Any], url: str, arguments: Namespace) -> None:
 
 
 def _health(url: str) -> dict[str, Any] | None:
-    """The server's health report; None if nothing answers. Raises ForesayError for anything but a Foresay server."""
+    """The server's health report; None if none comes in time. Raises ForesayError for anything but a Foresay server."""
     try:
         try:
             with opened(urllib.request.Request(f"{url}/health"), ANSWER_SECONDS) as answer:
-                error_body = json.loads(answer.read())
+                report = json.loads(answer.read())
         except urllib.error.HTTPError as error:
             with error:
-                error_body = json.loads(error.read())
-        error_body["engine_starts"]
+                report = json.loads(error.read())
+        report["engine_starts"]
     except urllib.error.URLError as error:
-        if isinstance(error.reason, ConnectionRefusedError):
+        if isinstance(error.reason, TimeoutError | ConnectionError):
             return None
-        passing = isinstance(error.reason, TimeoutError | ConnectionError)
-        raise (_Late if passing else ForesayError)(f"{url} cannot be reached: {error.reason}") from None
-    except TimeoutError:
-        raise _Late(f"{url} has not answered for {ANSWER_SECONDS:g} s") from None
-    except (OSError, HTTPException, ValueError, TypeError, KeyError) as error:
-        passing = isinstance(error, OSError | HTTPException)
-        wrong = f"{url} is used by something other than Foresay: give another --port"
-        raise (_Late if passing else ForesayError)(wrong) from None
-    return dict(error_body)
+        raise ForesayError(f"{url} cannot be reached: {error.reason}") from None
+    except OSError:  # it broke off, or took too long
+        return None
+    except (HTTPException, ValueError, TypeError, KeyError):
+        raise ForesayError(f"{url} is used by something other than Foresay: give another --port") from None
+    return dict(report)
 
 
 # -- its model ---------------------------------------------------------------------------------------------------------

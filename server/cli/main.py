@@ -13,7 +13,6 @@ import sys
 from argparse import (
     SUPPRESS,
     Action,
-    ArgumentError,
     ArgumentParser,
     BooleanOptionalAction,
     Namespace,
@@ -36,7 +35,7 @@ from foresay.server.cli import (
     train,
 )
 from foresay.server.cli.command import USAGE_ERROR, Command, command, report_error
-from foresay.server.settings.fields import Setting, nearest, settings_of
+from foresay.server.settings.fields import Setting, settings_of
 from foresay.server.settings.load import load
 from foresay.server.settings.resolved import check_names
 from foresay.spec.errors import ForesayError
@@ -76,41 +75,22 @@ COMMANDS: dict[str, Command] = {command.name: command for group in GROUPS.values
 
 
 class Parser(ArgumentParser):
-    """An argument parser whose errors mention ``--help`` and the nearest flag or choice. passes_on: words after ``--``
-    are for another program."""
+    """An argument parser whose errors are one line. passes_on: words after ``--`` are for another program."""
 
     passes_on = False
 
     def error(self, message: str) -> NoReturn:
         """Print the message on one line and exit with status 2."""
-        words = message.replace("the following arguments are required:", "needs").removeprefix("argument ")
-        words = words.replace(": must be ", " must be ", 1)
-        self.exit(USAGE_ERROR, f"{self.prog}: {words} (see {self.prog} --help)\n")
-
-    def _check_value(self, action: Action, value: Any) -> None:
-        if action.choices is not None and value not in action.choices:
-            choices = list(map(str, action.choices))
-            hint = nearest(str(value), choices)
-            raise ArgumentError(action, f"must be {_one_of(choices)}, got {value!r}{hint}")
+        self.exit(USAGE_ERROR, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
     def parse_strictly(self, arguments: Sequence[str]) -> Namespace:
-        """Parse; an unknown flag is an error that suggests the closest one."""
+        """Parse all arguments, those for the other program as ``words``."""
         end = arguments.index("--") if self.passes_on and "--" in arguments else len(arguments)
-        arguments, words = arguments[:end], arguments[end + 1 :]
-        rest = any(action.nargs == "*" for action in self._actions if not action.option_strings)
-        parse = self.parse_known_intermixed_args if rest else self.parse_known_args  # allows flags between words
-        parsed, unknown = parse(arguments)
-        if unknown:
-            word = unknown[0].partition("=")[0]
-            flags = [flag for action in self._actions for flag in action.option_strings]
-            what = "unknown flag" if word.startswith("-") else "unexpected argument"
-            self.error(f"{what} {word}{nearest(word, flags) if word.startswith('-') else ''}")
-        parsed.words = list(words)
+        several = any(action.nargs == "*" for action in self._actions if not action.option_strings)
+        parse = self.parse_intermixed_args if several else self.parse_args  # allows flags between words
+        parsed = parse(arguments[:end])
+        parsed.words = list(arguments[end + 1 :])
         return parsed
-
-
-def _one_of(choices: Sequence[str]) -> str:
-    return " or ".join(filter(None, [", ".join(choices[:-1]), choices[-1]]))
 
 
 class _ShowAll(Action):
@@ -272,7 +252,7 @@ def _obey(words: Sequence[str]) -> int:
         print(overview())
         return 0 if words else USAGE_ERROR
     if words[0] not in COMMANDS:
-        print(f"foresay: unknown command {words[0]}{nearest(words[0], COMMANDS)} (see foresay --help)", file=sys.stderr)
+        print(f"foresay: unknown command {words[0]} (see foresay --help)", file=sys.stderr)
         return USAGE_ERROR
     command = COMMANDS[words[0]]
     try:

@@ -5,18 +5,15 @@ if there may be a GPU.
 
 from __future__ import annotations
 
-import os
 import shlex
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
 
 from foresay.server.catalog import catalog
-from foresay.server.catalog.catalog import KnownDraft, KnownTarget, find_target, last_part, on_disk
+from foresay.server.catalog.catalog import KnownDraft, KnownTarget, find_target, on_disk
 from foresay.server.engine.memory import Demand, plan_cpu
 from foresay.server.engine.parameters import (
     Device,
@@ -28,9 +25,8 @@ from foresay.server.engine.parameters import (
     with_kv,
 )
 from foresay.server.settings.config import EngineConfig
-from foresay.server.settings.fields import nearest
 from foresay.server.settings.resolved import BUNDLED, CannotRun, heads_in
-from foresay.server.settings.units import bytes_in_words, count_in_words
+from foresay.server.settings.units import aligned, bytes_in_words, count_in_words
 from foresay.spec.errors import ConfigurationError
 from foresay.spec.names import SUFFIX
 from foresay.verifier.model.config import ModelConfig
@@ -139,18 +135,15 @@ def _lengths(longest: int, least: int) -> Iterator[dict[str, int]]:
 
 # -- what is shown ----------------------------------------------------------------------------------------------------
 
-#: Headings and styles of targets by the first format that fits.
-GROUPS = {
-    "bf16": ("fits", "green"),
-    "int8": ("fits in int8: serve it with --quantize int8", "yellow"),
-    "int4": ("fits in int4: serve it with --quantize int4", "yellow"),
-    None: ("does not fit", "dim"),
-}
+#: What is said of a target by the first format that fits.
+_FITS = {"bf16": "fits", "int8": "fits in int8", "int4": "fits in int4", None: "does not fit"}
+_HEAD = ("GiB of memory in", *WEIGHTS, "")
 
 
 def show(name: str | None) -> None:
     """Print all targets, or those that ``name`` means."""
     device, targets = here(), _named(name) if name else list(catalog.known_targets().values())
+    print(f"This machine: {_title(device)}.\n")
     if len(targets) == 1:
         _show_one(targets[0], device)
     else:
@@ -163,50 +156,25 @@ def _named(name: str) -> list[KnownTarget]:
         return [found]
     if partly := [one for id, one in catalog.known_targets().items() if name.lower() in id.lower()]:
         return partly
-    known = [
-        word for one in catalog.known_targets().values() for word in (one.id, last_part(one.id), one.short) if word
-    ]
-    hint = nearest(name, known) or f"; foresay check {shlex.quote(name)} looks at any other model"
-    raise ConfigurationError(f"NAME {name}: not in the catalog, which foresay models lists{hint}")
-
-
-def _memory(target: KnownTarget, draft: KnownDraft | None, device: Device) -> dict[str, int]:
-    return {weights: needed(target, weights, draft, device) for weights in WEIGHTS}
-
-
-def _size(directory: Path | None) -> int:
-    """Bytes of a file, or of all files of a directory."""
-    if directory is None:
-        return 0
-    files = [directory] if directory.is_file() else [file for file in directory.rglob("*") if file.is_file()]
-    return sum(file.stat().st_size for file in files)
-
-
-# -- for people --------------------------------------------------------------------------------------------------------
-
-
-def _console() -> Console:
-    """A console on stdout, with colours if the terminal supports them; lines are printed unchanged."""
-    no_color = bool(os.environ.get("NO_COLOR"))
-    return Console(file=sys.stdout, highlight=False, markup=False, soft_wrap=True, no_color=no_color)
+    advice = f"foresay check {shlex.quote(name)} looks at any other model"
+    raise ConfigurationError(f"NAME {name}: not in the catalog, which foresay models lists; {advice}")
 
 
 def _show_all(targets: Sequence[KnownTarget], device: Device) -> None:
-    """Print all targets by what fits, the smallest first, in 60 columns."""
-    out = _console()
-    width = max(len(_name(target)) for target in targets)
-    out.print(f"This machine: {_title(device)}.\n")
-    out.print(f"  {'GiB of memory in':<{width}}{_cells(WEIGHTS)}", style="dim")
-    found = [(fitting(target, None, device), _memory(target, None, device), target) for target in targets]
-    for first, (words, style) in GROUPS.items():
-        group = sorted((one for one in found if one[0] == first), key=lambda one: one[1]["bf16"])
-        if group:
-            out.print(words, style=f"bold {style}")
-        for _, memory, target in group:
-            mark = "* " if on_disk(target) else "  "
-            out.print(f"{mark}{_name(target):<{width}}{_cells(_gib(memory))}", style="dim" if first is None else "")
-    out.print(f"\n*: on disk. Memory: weights, working space, and a KV cache\nof {TOKENS:,} tokens.")
-    out.print("foresay models NAME: what drafts for it, how to serve it.")
+    """Print all targets, the smallest first."""
+    rows = [_row(("* " if on_disk(target) else "  ") + _name(target), target, None, device) for target in targets]
+    rows.sort(key=lambda row: float(row[1]))
+    print("\n".join(aligned([_HEAD, *rows], right=range(1, 4))))
+    print(f"\n*: on disk. {_MEMORY}\nforesay models NAME: what drafts for it, how to serve it.")
+
+
+def _row(name: str, target: KnownTarget, draft: KnownDraft | None, device: Device) -> tuple[str, ...]:
+    """One line: the memory in each format, and which fits first."""
+    memory = (f"{needed(target, weights, draft, device) / (1 << 30):.1f}" for weights in WEIGHTS)
+    return (name, *memory, _FITS[fitting(target, draft, device)])
+
+
+_MEMORY = f"Memory: weights, working space, and a KV cache\nof {TOKENS:,} tokens."
 
 
 def _title(device: Device) -> str:
@@ -219,50 +187,36 @@ def _name(target: KnownTarget) -> str:
     return f"{target.short} ({target.id.rpartition('/')[2]})" if target.short else target.id
 
 
-def _gib(memory: dict[str, int]) -> Iterator[str]:
-    for count in memory.values():
-        gib = count / (1 << 30)
-        yield f"{gib:.1f}" if gib < 100 else f"{gib:.0f}"
-
-
-def _cells(words: Iterable[str]) -> str:
-    return "".join(f"{word:>7}" for word in words)
-
-
 def _show_one(target: KnownTarget, device: Device) -> None:
     """Print its memory alone and with each draft, and commands to copy."""
-    out, shape = _console(), target.shape
-    out.print(f"{_name(target)}", style="bold")
-    out.print(f"  {count_in_words(target.parameters)} weights, context of {shape.max_positions:,} tokens")
     directory = on_disk(target)
-    out.print(f"  on disk: {bytes_in_words(_size(directory))}" if directory else "  not on disk yet")
-    out.print(f"This machine: {_title(device)}.\n")
-    rows = [("alone", None), *((f"with {draft.id}", draft) for draft in target.drafts)]
-    title = "GiB of memory in"
-    out.print(f"{title}{_cells(WEIGHTS)}", style="dim")
-    for name, draft in rows:
-        if len(name) > len(title):
-            out.print(name)
-            name = ""
-        words, style = GROUPS[fitting(target, draft, device)]
-        out.print(f"{name:<{len(title)}}{_cells(_gib(_memory(target, draft, device)))}  ", end="")
-        out.print(words.partition(":")[0], style=style)
+    print(f"{_name(target)}: {count_in_words(target.parameters)} weights, {target.shape.max_positions:,} tokens")
+    print(f"on disk: {bytes_in_words(_size(directory))}\n" if directory else "not on disk yet\n")
+    drafts = ((f"with {draft.id}", draft) for draft in target.drafts)
+    rows = [_row(name, target, draft, device) for name, draft in (("alone", None), *drafts)]
+    print("\n".join(aligned([_HEAD, *rows], right=range(1, 4))))
     if not target.drafts:
         heads = heads_in(BUNDLED / target.short) if target.short else ()
-        out.print(f"Drafts that need no download: {', '.join((*heads, SUFFIX))}.")
-    out.print(f"\nMemory: weights, working space, and a KV cache\nof {TOKENS:,} tokens.\n")
-    _show_commands(out, target, device)
+        print(f"Drafts that need no download: {', '.join((*heads, SUFFIX))}.")
+    print(f"\n{_MEMORY}\n")
+    _show_commands(target, device)
 
 
-def _show_commands(out: Console, target: KnownTarget, device: Device) -> None:
+def _size(directory: Path) -> int:
+    """Bytes of a file, or of all files of a directory."""
+    files = [directory] if directory.is_file() else [file for file in directory.rglob("*") if file.is_file()]
+    return sum(file.stat().st_size for file in files)
+
+
+def _show_commands(target: KnownTarget, device: Device) -> None:
     """Print commands with the first draft if both fit, else without, else that it does not fit."""
     here = on_disk(target) is not None
     for draft in (*target.drafts[:1], None):
         if (weights := fitting(target, draft, device)) is not None:
             name, wanted = target.short or target.id, flags(target, weights, draft, device)
-            out.print("Serve it:" if here and not draft else "Fetch it and serve it:")
+            print("Serve it:" if here and not draft else "Fetch it and serve it:")
             if not here or draft:
-                out.print(f"  foresay pull {name}{' --draft' if draft else ''}")
-            out.print(f"  {shlex.join(['foresay', 'serve', name, *(wanted or ())])}")
+                print(f"  foresay pull {name}{' --draft' if draft else ''}")
+            print(f"  {shlex.join(['foresay', 'serve', name, *(wanted or ())])}")
             return
-    out.print("It does not fit this device, not even in int4; foresay models lists those that do.")
+    print("It does not fit this device, not even in int4; foresay models lists those that do.")

@@ -23,7 +23,7 @@ from foresay.server.cli.command import argument, command
 from foresay.server.cli.progress import Stages
 from foresay.server.cli.serve import AT, answer
 from foresay.server.settings.config import EngineConfig
-from foresay.server.settings.resolved import BUNDLED, check_model_name, check_names, target_directory
+from foresay.server.settings.resolved import BUNDLED, check_names, target_directory
 from foresay.server.settings.units import aligned, bytes_in_words
 from foresay.spec.errors import ConfigurationError, ForesayError
 from foresay.verifier.model.config import ModelConfig
@@ -49,7 +49,6 @@ def pull(config: None, arguments: Namespace) -> int:
     name = arguments.name
     if name == "bundled":
         raise ConfigurationError("the bundled target comes with Foresay: there is nothing to fetch")
-    check_model_name(f"NAME {name}", name)
     draft = _draft_of(name) if arguments.draft else None
     print(f"{name}: {fetched(name)}")
     words = ["foresay", "serve", name]

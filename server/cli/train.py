@@ -17,7 +17,7 @@ from foresay.server.cli.command import COUNT, arguments, command, whole_number
 from foresay.server.cli.progress import Stages
 from foresay.server.engine_process.child import PASSIVE
 from foresay.server.settings.config import EngineConfig
-from foresay.server.settings.resolved import check_model_name, target_directory
+from foresay.server.settings.resolved import target_directory
 from foresay.server.settings.units import counted
 from foresay.spec.errors import ConfigurationError, ForesayError
 from foresay.spec.names import DFLASH, DRAFT_MODEL, EAGLE3, MEDUSA, PEAGLE, canonical
@@ -137,7 +137,6 @@ def run(config: None, arguments: Namespace) -> int:
     """
     if not arguments.prompts.exists():
         raise ConfigurationError(f"--prompts {arguments.prompts}: no such file or directory")
-    check_model_name(f"--target {arguments.target}", arguments.target)
     os.environ.update(PASSIVE | os.environ)
     prompts = read_prompts(arguments.prompts)
     with Stages() as stages:

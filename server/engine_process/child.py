@@ -1,10 +1,10 @@
 """The engine process at the level of the operating system: how it starts and imports, whether it computes or hangs, how
 it ends.
 
-The watchdog distinguishes a hung engine from a slow one. Signs of life are frames (between steps it answers a Ping),
-CPU time used, and, for CPU kernels, kernels that end. A long step shows the last two, an endless loop only CPU time,
-a deadlock nothing. A process stopped by a signal is given up at once. Only time in which the watchdog itself ran
-counts, so that nothing is killed because the machine was suspended or the server stopped.
+The watchdog distinguishes a hung engine from a slow one. Signs of life are frames (between steps it answers a Ping)
+and CPU time used: a long step shows the second, a deadlock neither. A process stopped by a signal is given up at once.
+Only time in which the watchdog itself ran counts, so that nothing is killed because the machine was suspended or the
+server stopped.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ STOPPED = 2
 #: Multiples of the timeout for what may legitimately be slow: a prefill chunk of a large model on two cores takes
 #: minutes, and loading waits for disks and networks.
 SLOW_FACTOR = 20
-#: If no kernel ends and no CPU time is used: this fraction of the timeout, but at least this long (seconds).
-SOON, SOON_SECONDS = 6, 5.0
 
 
 class Watchdog:
@@ -42,30 +40,22 @@ class Watchdog:
 
     def __init__(self, timeout: float) -> None:
         self.interval = timeout / LOOKS
-        self._soon = max(LOOKS // SOON, min(LOOKS, round(SOON_SECONDS / self.interval)))
-        self._ticks = self._idle = self._silent = self._stopped = self._still = 0
-        self._progress: bytes | None = None
+        self._ticks = self._idle = self._silent = self._stopped = 0
 
-    def look(
-        self, received: bool, ticks: int, loading: bool, stopped: bool = False, progress: bytes | None = None
-    ) -> str | None:
+    def look(self, received: bool, ticks: int, loading: bool, stopped: bool = False) -> str | None:
         """Why the engine counts as hung; None if it does not.
 
         received: whether bytes arrived since the last look. ticks: CPU time used so far. loading: it answers no pings
-        then, so only an idle process counts as hung. stopped: by a signal, just now. progress: bytes that differ from
-        the last look's if a kernel has ended since; None if unknown.
+        then, so only an idle process counts as hung. stopped: by a signal, just now.
         """
         self._stopped = self._stopped + 1 if stopped else 0
         self._silent = 0 if received else self._silent + 1
         self._idle = 0 if received or ticks != self._ticks else self._idle + 1
-        self._still = 0 if received or progress is None or progress != self._progress else self._still + 1
-        self._ticks, self._progress = ticks, progress
+        self._ticks = ticks
         long = LOOKS * SLOW_FACTOR
         if self._stopped >= STOPPED:
             return f"the engine process hung (it was stopped by a signal {self._stopped * self.interval:g} s ago)"
-        if self._still >= LOOKS:
-            return f"the engine process hung (busy, but no kernel ended for {self._still * self.interval:g} s)"
-        if self._idle >= (long if loading else LOOKS) or min(self._idle, self._still) >= self._soon:
+        if self._idle >= (long if loading else LOOKS):
             return f"the engine process hung (no sign of life for {self._idle * self.interval:g} s)"
         if self._silent >= long and not loading:
             return f"the engine process hung (busy, but no answer for {self._silent * self.interval:g} s)"
@@ -177,13 +167,6 @@ def state_of(process_id: int) -> str:
 def stopped(process_id: int) -> bool:
     """Whether the process is stopped, by a signal or a debugger."""
     return state_of(process_id) in "Tt"
-
-
-def progress_in(file: str) -> bytes | None:
-    """What an engine's threads have written to this file (``Ready`` names it); None if unreadable."""
-    with contextlib.suppress(OSError):
-        return Path(file).read_bytes() if file else None
-    return None
 
 
 def oom_kills() -> int | None:

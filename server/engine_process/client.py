@@ -93,9 +93,8 @@ class EngineProcess:
         watchdog = child.Watchdog(self.config.engine_timeout)
         while True:
             await asyncio.sleep(watchdog.interval)
-            loading, state = self.ready is None, child.state_of(self.id)
-            progress = child.progress_in(self.ready.progress) if self.ready is not None and state != "t" else None
-            wrong = watchdog.look(channel.received(), child.cpu_ticks(self.id), loading, state == "T", progress)
+            loading, stopped = self.ready is None, child.state_of(self.id) == "T"
+            wrong = watchdog.look(channel.received(), child.cpu_ticks(self.id), loading, stopped)
             if wrong is not None:
                 return wrong
             if not loading:

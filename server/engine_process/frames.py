@@ -74,12 +74,10 @@ class Loading(msgspec.Struct, tag="loading"):
 
 
 class Ready(msgspec.Struct, tag="ready"):
-    """The engine takes requests. costs: what it measured, for the next one. progress: a file that changes whenever a
-    kernel ends; empty for GPU kernels."""
+    """The engine takes requests. costs: what it measured, for the next one."""
 
     info: EngineInfo
     costs: Costs = msgspec.field(default_factory=Costs)
-    progress: str = ""
 
 
 class Failed(msgspec.Struct, tag="failed"):

@@ -24,7 +24,6 @@ from foresay.server.engine_process.text_stream import AnswerStream, Completion
 from foresay.server.schemas.errors import complaint
 from foresay.server.schemas.shared import StructuredOutputs
 from foresay.server.settings.config import USUAL_TOKENS, EngineConfig, SamplingConfig
-from foresay.server.settings.fields import nearest
 from foresay.server.settings.load import load
 from foresay.server.settings.resolved import check_names, target_directory
 from foresay.server.text.choice import Choice
@@ -38,15 +37,13 @@ from foresay.spec.request import Delta, EngineInfo, Grammar, Request, TokenLogpr
 from foresay.spec.sampling import SamplingParams
 
 FIELDS = SamplingParams.__struct_fields__
-#: Further keyword arguments of ``generate``.
-OTHER_ARGUMENTS = ("stop", "structured_outputs")
 
 
 def sampling_of(params: SamplingParams | None, fields: Mapping[str, Any]) -> SamplingParams:
     """``params`` updated with ``fields``, types checked."""
     for name in fields:
         if name not in FIELDS:
-            raise InvalidRequest(name, f" is not a sampling field{nearest(name, {*FIELDS, *OTHER_ARGUMENTS} - {name})}")
+            raise InvalidRequest(name, " is not a sampling field")
     given = {**msgspec.structs.asdict(params or SamplingParams()), **fields}
     return SamplingParams(
         **{one.name: _typed(given[one.name], one.type, one.name) for one in msgspec.structs.fields(SamplingParams)}

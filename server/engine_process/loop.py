@@ -137,14 +137,14 @@ def grammar_compiler(config: EngineConfig, info: EngineInfo) -> GrammarCompiler 
 
 def serve(link: Link) -> int:
     """Build the engine that the first frame requests, report that it is ready, and run it; returns the exit status."""
-    start, progress = started(link), threads.share()
+    start = started(link)
     threads.pin()
     engine = built(start, link)
     if engine is None:
         return 2
     engine.steps = start.steps
     gc.freeze()  # what was loaded stays; a full collection would traverse all of it in mid-stream
-    link.send(frames.Ready(engine.info, start.costs, progress if engine.info.device == "cpu" else ""))
+    link.send(frames.Ready(engine.info, start.costs))
     try:
         grammars = partial(grammar_compiler, start.config, engine.info)
         Loop(engine, link, grammars).run()

@@ -200,13 +200,13 @@ class Meter:
 
 class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
     """The HTTP request that the current task serves, or the one that opened its WebSocket. id: empty if there is none.
-    unknown: fields of its body that the API does not have, each with a hint at the one meant.
+    unknown: fields of its body that the API does not have.
     """
 
     caller: Caller = ANYONE
     id: str = ""
     meter: Meter = msgspec.field(default_factory=Meter)
-    unknown: tuple[tuple[str, str], ...] = ()
+    unknown: tuple[str, ...] = ()
 
 
 NO_REQUEST = RequestContext()

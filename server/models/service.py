@@ -228,7 +228,7 @@ class Service:
         info, name = self.opened()[1], self.names.own
         known = requested is None or self.names.has(requested)
         warnings = [] if known else [warning("model_renamed", "model", requested=requested, name=name)]
-        warnings += [warning("unknown_field", (field,), hint=hint) for field, hint in CONTEXT.get().unknown]
+        warnings += [warning("unknown_field", (field,)) for field in CONTEXT.get().unknown]
         return AnswerOrigin(
             id=request_id,
             model=name,
@@ -279,7 +279,9 @@ class Service:
 
     def _check_queue(self, requested: int) -> None:
         """Raise :class:`QueueFull` if ``requested`` more choices can neither run nor wait."""
-        running, most = self.running, self.config.most_running
+        config, running = self.config, self.running
+        engines = 1 if config.replicas is None else int(config.replicas.rpartition("-")[2])
+        most = config.max_seqs * engines + config.max_queue
         if requested > most:
             raise QueueFull(f"This request asks for {requested} choices at once; this server runs {most}", None)
         if running + requested > most:

@@ -83,7 +83,7 @@ WARNINGS = {
     "client_noise_left_out": "the model does not see {name} (--keep-client-noise shows it)",
     "compacted": "{results} results of tools, {thoughts} thoughts and {earlier} earlier items were left out",
     "not_followed": "not followed: {why}",
-    "unknown_field": "there is no such field here, so it changes nothing{hint}",
+    "unknown_field": "there is no such field here, so it changes nothing",
     "generic_tools": "this model's chat template has no tools; they are described in the prompt in a general format",
     "resumed": "the engine was replaced after output token {at_token:,}; the text may differ from there on",
 }

@@ -183,9 +183,8 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
     drain_seconds: Annotated[float, Meta(ge=0)] = 30.0
     """SECONDS: after SIGTERM, how long running requests may take to finish"""
     engine_timeout: Seconds = 30.0
-    """SECONDS (cluster): kill and restart the engine process if it shows no sign of life (no answer, no CPU time, or on
-    a CPU no kernel that ends) for this long; 20 times as long if it is only silent, or loading, a sixth (but 5 s) if on
-    a CPU all of that is missing, and a fifteenth if it was stopped (SIGSTOP)"""
+    """SECONDS (cluster): kill and restart the engine process if it shows no sign of life (no answer, no CPU time) for
+    this long; 20 times as long if it is only silent, or loading, and a fifteenth if it was stopped (SIGSTOP)"""
     max_resumes: Annotated[int, Meta(ge=0)] = 3
     """N (cluster): how often a request is resumed in a new engine process after the one that ran it died or hung; 0: it
     fails"""
@@ -251,16 +250,6 @@ class ServeConfig(EngineConfig, frozen=True, kw_only=True):
     def idle_seconds(self) -> float | None:
         """``idle_unload`` in seconds; None if a model stays."""
         return None if self.idle_unload is None else units.seconds_of(self.idle_unload)
-
-    @property
-    def most_replicas(self) -> int:
-        """Most engines that there may be."""
-        return 1 if self.replicas is None else int(self.replicas.rpartition("-")[2])
-
-    @property
-    def most_running(self) -> int:
-        """Most requests that may run and wait."""
-        return self.max_seqs * self.most_replicas + self.max_queue
 
 
 #: A command's default max_tokens.

@@ -13,10 +13,8 @@ The marks: ``secret``, whose value is never shown; otherwise who applies it, whe
 from __future__ import annotations
 
 import ast
-import difflib
 import inspect
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -176,16 +174,3 @@ def _range(least: float | None, above: float | None, most: float | None) -> str:
     if least is not None:
         return f" from {least:g} to {most:g}"
     return f"{low} and at most {most:g}" if low else f" of at most {most:g}"
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint to append to a message: the known name closest to ``name``, or nothing."""
-    found = closest(name, known)
-    return "" if found is None else f'; did you mean "{found}"?'
-
-
-def closest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that ``name`` was probably meant to be; None if none is close."""
-    close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
-    longer = [one for one in close if one.startswith(name)]  # abbreviations
-    return next(iter(longer or close), None)

@@ -1,8 +1,7 @@
 """Reading a config from flags, ``FORESAY_*`` variables and a TOML file, and remembering where each value came from.
 
 The order is flag, variable, file, default; in the file ``[models.NAME]`` overrides ``[engine]``. An unknown name is an
-error that gives the nearest known name and where it was found; a wrong value is an error that names the field and the
-valid values.
+error that says where it was found; a wrong value is an error that names the field and the valid values.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from foresay.server.settings.config import SECTIONS, EngineConfig, ServeConfig
-from foresay.server.settings.fields import PREFIX, Setting, all_settings, nearest, settings_of
+from foresay.server.settings.fields import PREFIX, Setting, all_settings, settings_of
 from foresay.server.settings.resolved import LATEST
 from foresay.spec.errors import ConfigurationError
 
@@ -129,7 +128,7 @@ class _Document:
     def _of(self, section: str, kind: str, table: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
         for key, value in table.items():
             if all_settings().get(key) is None or all_settings()[key].section != kind:
-                raise ConfigurationError(f"{self.path}: {_unknown_key(section, kind, key)}")
+                raise ConfigurationError(f"{self.path}: {_unknown_key(section, key)}")
             yield key, value, f"{self.path} [{section}]"
 
 
@@ -163,16 +162,14 @@ def _misplaced(path: str, name: str) -> str:
     if setting is not None:
         return f'{path}: "{name}" belongs in the section [{setting.section}]'
     sections = ", ".join(f"[{section}]" for section in (*SECTIONS, f"{MODELS}.NAME"))
-    return f'{path}: unknown section "{name}"{nearest(name, (*SECTIONS, MODELS))} The sections are {sections}.'
+    return f'{path}: unknown section "{name}"; the sections are {sections}'
 
 
-def _unknown_key(section: str, kind: str, key: str) -> str:
-    """section: its name; kind: the section whose keys it takes."""
+def _unknown_key(section: str, key: str) -> str:
     elsewhere = all_settings().get(key)
     if elsewhere is not None:
         return f'"{key}" belongs in the section [{elsewhere.section}], not in [{section}]'
-    own = [name for name, setting in all_settings().items() if setting.section == kind]
-    return f'unknown key "{key}" in [{section}]{nearest(key, own) or nearest(key, all_settings())}'
+    return f'unknown key "{key}" in [{section}]'
 
 
 def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
@@ -181,15 +178,14 @@ def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, str, st
         if not variable.startswith(PREFIX) or variable == FILE_VARIABLE or environ[variable] == "":
             continue
         if variable not in variables:
-            hint = nearest(variable, [*variables, FILE_VARIABLE])
-            raise ConfigurationError(f"unknown environment variable {variable}{hint}")
+            raise ConfigurationError(f"unknown environment variable {variable}")
         yield variables[variable], environ[variable], variable
 
 
 def _from_caller(given: Mapping[str, Any], known: Mapping[str, Setting], form: str) -> Iterator[tuple[str, Any, str]]:
     for name, value in given.items():
         if name not in known:
-            raise ConfigurationError(f'unknown {form} "{name}"{nearest(name, known)}')
+            raise ConfigurationError(f'unknown {form} "{name}"')
         yield name, value, known[name].flag if form == "flag" and name != "target" else name
 
 

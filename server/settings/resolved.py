@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from foresay.server.catalog import catalog
-from foresay.server.catalog.catalog import fetched, last_part, of_files, of_short_name, on_disk
+from foresay.server.catalog.catalog import fetched, of_files, of_short_name, on_disk
 from foresay.server.catalog.hub import cached, is_local, resolve
 from foresay.server.settings.config import EngineConfig, ServeConfig
-from foresay.server.settings.fields import closest
 from foresay.spec.errors import ConfigurationError
 from foresay.spec.names import (
     DFLASH,
     DRAFT_MODEL,
-    DRAFTERS,
     DSPARK,
     EAGLE,
     EAGLE3,
@@ -78,15 +75,13 @@ def cached_target(config: EngineConfig) -> Path | None:
 
 def check_names(config: EngineConfig) -> None:
     """Check names before the slow imports: fetch a target of the catalog, and raise NoSuchModel if it cannot be had
-    or a path does not exist, and ConfigurationError for a name that is not on disk but close to a known one."""
+    or a path does not exist."""
     for part in () if config.draft == "auto" else (one for each in named_in(config.draft) for one in stages(each)):
-        _check_spelling(f"--draft {part}", part, {name: name for name in (*DRAFTERS, NONE, "auto", "bundled")})
         source = part.partition(":")[2] or part
         if is_local(source) and not Path(source).expanduser().exists():
             resolve(source, flag="--draft")
     if config.target == "bundled":
         return
-    check_model_name(f"TARGET {config.target}", config.target)
     missing = is_local(config.target) and not Path(config.target).expanduser().exists()
     if missing or of_short_name(config.target) is not None:
         target_directory(config)
@@ -132,24 +127,6 @@ def check_config(config: EngineConfig) -> ModelConfig | None:
     model = ModelConfig.from_directory(target_directory(config))
     max_model_len(config, model)
     return model
-
-
-def check_model_name(what: str, name: str) -> None:
-    """Raise ConfigurationError for a word that is not a path but close to a model of the catalog, with or without its
-    owner."""
-    targets = catalog.known_targets()
-    short = {name: name for name in (*(each.short for each in targets.values() if each.short), "bundled")}
-    _check_spelling(what, name, {last_part(id): id for id in targets} | short)
-
-
-def _check_spelling(what: str, name: str, known: Mapping[str, str]) -> None:
-    """Raise for a word close to a known one; hub ids with an owner may be anything. known: the suggestion for each
-    word."""
-    if known.get(name) == name or set(name) & set("/:~") or name.startswith("."):
-        return
-    meant = closest(name.lower(), known)
-    if meant is not None and not Path(name).exists() and cached(name) is None:
-        raise ConfigurationError(f'{what}: there is nothing of that name; did you mean "{known[meant]}"?')
 
 
 def choose_draft(config: EngineConfig) -> Resolved:

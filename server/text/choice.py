@@ -13,7 +13,6 @@ window grows without bound on bytes that never complete a character and on token
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import pairwise
 
 import msgspec
@@ -301,54 +300,29 @@ class StopSearch:
     """Cuts a growing text at the first stop string, and holds back only possible beginnings of one.
 
     The first is the one that ends earliest (the longest of those), so the cut depends only on the text and not on how
-    it was split. include: whether the stop string stays in the text. Each character is read once per stop string,
-    however much is held: for each stop string only the length of the matched prefix is kept.
+    it was split. include: whether the stop string stays in the text.
     """
 
     def __init__(self, stops: Sequence[str] = (), include: bool = False) -> None:
-        self._stops = [(stop, _fallbacks(stop)) for stop in sorted(stops, key=len, reverse=True)]
-        self._include = include
-        self._begun = [0] * len(self._stops)  # length of each stop string's prefix that the text ends with
+        self._stops, self._include = tuple(stops), include
+        self._longest = max(map(len, stops), default=0)
         self._held = ""
 
     def feed(self, piece: str) -> tuple[str, str | None]:
         """Add text; return the text that may be sent and the stop string found, if any. After that, feed no more."""
         if not self._stops:
             return piece, None
-        for end, character in enumerate(piece, start=1):
-            for index, (stop, fallbacks) in enumerate(self._stops):
-                self._begun[index] = begun = _further(stop, fallbacks, self._begun[index], character)
-                if begun == len(stop):
-                    text = self.flush() + piece[:end]
-                    return text if self._include else text[: len(text) - len(stop)], stop
-        return self._released(piece), None
+        text, self._held = self._held + piece, ""
+        found = [(text.index(stop) + len(stop), -len(stop), stop) for stop in self._stops if stop in text]
+        if found:
+            end, _, stop = min(found)
+            return text[: end if self._include else end - len(stop)], stop
+        places = range(max(0, len(text) - self._longest + 1), len(text))
+        certain = next((at for at in places if any(stop.startswith(text[at:]) for stop in self._stops)), len(text))
+        self._held = text[certain:]
+        return text[:certain], None
 
     def flush(self) -> str:
         """The text has ended: what was held back."""
         held, self._held = self._held, ""
-        self._begun = [0] * len(self._stops)
         return held
-
-    def _released(self, piece: str) -> str:
-        """Hold a piece; return the text in which no stop string can begin."""
-        held = self._held + piece
-        certain = len(held) - max(self._begun)
-        self._held = held[certain:]
-        return held[:certain]
-
-
-@lru_cache(16)  # all choices of a request search for the same ones
-def _fallbacks(stop: str) -> tuple[int, ...]:
-    """For each prefix of ``stop``, the length of the longest shorter prefix that it ends with (Knuth-Morris-Pratt)."""
-    lengths, longest = [0], 0
-    for character in stop[1:]:
-        longest = _further(stop, lengths, longest, character)
-        lengths.append(longest)
-    return tuple(lengths)
-
-
-def _further(stop: str, fallbacks: Sequence[int], begun: int, character: str) -> int:
-    """The matched length of ``stop`` after another character, given the matched length ``begun`` before."""
-    while begun and stop[begun] != character:
-        begun = fallbacks[begun - 1]
-    return begun + (stop[begun] == character)

@@ -13,7 +13,7 @@ from foresay.spec.errors import Path, path_of, spelled
 MOST_TOOLS_NAMED = 16
 _LONGEST_WORD = 64
 #: Values for sentences that are never a client's text.
-_OURS = ("name", "why", "hint")
+_OURS = ("name", "why")
 
 
 class Warned(msgspec.Struct, frozen=True):

@@ -51,7 +51,6 @@ async def test_the_gate_is_made_of_the_settings():
     assert auth.origins.allows("https://a.example") and not auth.origins.allows("https://b.example")
     caller = auth.key_store.caller(ALICE)
     assert caller is not None and caller.rate_limiter.per_minute == 3
-    assert ServeConfig(max_seqs=2, max_queue=5).most_running == 7
 
 
 def test_serving_with_a_key_file_that_is_not_there_is_one_line(capsys, tmp_path):

@@ -18,10 +18,8 @@ from foresay.server.text.conversation import Offer, in_turns
 from foresay.server.text.grammars.answers import tool_call_grammar
 from foresay.server.text.parsers.chat_format import ChatFormat
 from foresay.server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart, joined
-from foresay.spec.errors import InvalidRequest
 from foresay.spec.request import Delta, Request
 from foresay.spec.sampling import SamplingParams
-from tests.grammar.oracle import accepts
 from tests.parsers.asking import SCHEMA, TOOL, USER, ask, engine_saying, prompt_of
 from tests.parsers.families import TEMPLATES, family_tokenizer
 from tests.parsers.reading import parts_of, read
@@ -134,121 +132,18 @@ def test_nesting_has_no_limit():
 
 # -- grammars ----------------------------------------------------------------------------------------------------------
 
-HELD: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "z": {"type": "string", "minLength": 2, "maxLength": 4},
-        "A": {"type": "array", "items": {"$ref": "#/$defs/item"}, "minItems": 1, "maxItems": 2},
-        "open": {"type": "object", "properties": {"k": {"type": ["string", "null"]}},
-                 "additionalProperties": {"type": "integer"}},
-        "any": {"description": "anything"},
-        "need": {"required": ["k"], "additionalProperties": {"type": "null"}},
-        "a:b": {"enum": ["x", 1, None, ""]},
-        "u": {"anyOf": [{"type": "boolean"}, {"type": "number", "minimum": 0}], "default": True},
-    },
-    "required": ["A", "open"],
-    "$defs": {"item": {"properties": {"n": {"type": "integer"}, "sub": {"$ref": "#/$defs/item"}}, "required": ["n"]}},
-}  # fmt: skip
-FITS = [
-    "A:[{n:1}],open:{}",
-    'A:[{n:1,sub:{n:-2}},{n:3}],any:{x:[<|"|>"}<|"|>,1.5,{}],y:null},open:{k:null,q:3},u:true,z:<|"|>a}c<|"|>',
-    'A:[{n:1}],<|"|>a:b<|"|>:<|"|>x<|"|>,open:{k:<|"|><|"|>,q:1,r:2}',
-    'A:[{n:1}],<|"|>a:b<|"|>:<|"|><|"|>,open:{q:1},u:0.5',
-    "A:[{n:1}],open:{},u:false",
-    "A:[{n:1}],need:{k:1,l:null},open:{}",
-]
-WRONG = [
-    "A:[],open:{}", "A:[{n:1},{n:1},{n:1}],open:{}", "A:[{sub:{n:1}}],open:{}", "A:[{n:1,m:1}],open:{}", "A:[{n:1}]",
-    "A:[{n:1}],need:{l:null},open:{}", "A:[{n:1}],need:{k:1,l:1},open:{}", "A:[{n:1}],open:{k:1}",
-    "A:[{n:1}],open:{q:null}", 'A:[{n:1}],open:{},z:<|"|>a<|"|>', "open:{},A:[{n:1}]",
-    'A:[{n:1}],open:{},z:<|"|>abcde<|"|>', "A:[{n:1}],open:{},u:-1", 'A:[{n:1}],<|"|>a:b<|"|>:<|"|>y<|"|>,open:{}',
-    "A:[{n:1}],open:{},more:1", 'A:[{n:<|"|>1<|"|>}],open:{}', "A:[{n:1}],open:{}}",
-]  # fmt: skip
 
-
-def offer_of(**schemas: dict[str, Any]) -> Offer:
-    functions = tuple(Function(name=name, parameters=schema) for name, schema in schemas.items())
-    return Offer(listed=functions, functions=functions, required=True)
-
-
-def test_arguments_are_held_to_the_schema_in_its_notation(tokenizer):
+def test_forced_arguments_are_json_of_the_schema(tokenizer):
+    function = Function(name="f", parameters=SCHEMA)
+    offer = Offer(listed=(function,), functions=(function,), required=True)
     tokens = {tag: tokenizer.added_id(tag) for tag in FORMATS["gemma4"].tags}
-    grammar = tool_call_grammar("gemma4", offer_of(f=HELD, g=HELD | {"$defs": HELD["$defs"]}), tokens).text
+    grammar = tool_call_grammar("gemma4", offer, tokens).text
     vocabulary = from_tokenizer(tokenizer._templates)
-    for name in "fg":
-        for inside in (*FITS, *WRONG):
-            matcher = LLMatcher(vocabulary, grammar)
-            ids = tokenizer.encode(f"<|tool_call>call:{name}{{{inside}}}<tool_call|>", add_special_tokens=False)
-            taken = matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
-            assert taken is (inside in FITS), (inside, matcher.get_error())
-
-
-def test_marks_that_are_no_tokens_are_spelled():
-    grammar = tool_call_grammar("gemma4", offer_of(get_weather=SCHEMA), {}).text
-    assert accepts(grammar, CALL)
-    assert accepts(grammar, CALL + CALL)
-    assert not accepts(grammar, CALL.replace("city", "town"))
-    assert not accepts(grammar, CALL.replace('<|"|>', ""))
-
-
-def chain(length: int) -> dict[str, Any]:
-    """Schemas, each of which refers to the next."""
-    below = {str(at): {"properties": {"n": {"$ref": f"#/$defs/{at + 1}"}}} for at in range(length)}
-    return {**below, str(length): {"type": "integer"}}
-
-
-MANY = [f"value {number}" for number in range(2001)]
-
-
-@pytest.mark.parametrize(
-    ("schema", "inside"),
-    [
-        ({"properties": {"a": {"$ref": "#/$defs/0"}}, "$defs": chain(150)}, "a:{n:{n:{}}}"),
-        ({"properties": {"a": {"enum": MANY}}}, 'a:<|"|>value 2000<|"|>'),
-        ({"properties": {"a\nb": {}, "a": {}}, "additionalProperties": True}, 'a:1,<|"|>a\nb<|"|>:2,c:3'),
-        ({"properties": {"a": {"type": "array", "uniqueItems": False}}}, "a:[1,1]"),
-    ],
-    ids=["references", "values", "keys", "harmless"],
-)
-def test_large_and_odd_schemas_are_held_to(schema, inside, tokenizer):
-    tokens = {tag: tokenizer.added_id(tag) for tag in FORMATS["gemma4"].tags}
-    matcher = LLMatcher(
-        from_tokenizer(tokenizer._templates), tool_call_grammar("gemma4", offer_of(f=schema), tokens).text
-    )
-    ids = tokenizer.encode(f"<|tool_call>call:f{{{inside}}}<tool_call|>", add_special_tokens=False)
-    assert matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting(), matcher.get_error()
-
-
-@pytest.mark.parametrize(
-    ("schema", "path"),
-    [
-        ({"properties": []}, ""),
-        ({"required": 5}, ""),
-        ({"type": "string"}, ""),
-        ({"type": "object", "anyOf": [{"required": ["a"]}]}, ""),
-        ({"properties": {"a": {"type": "strong"}}}, ".properties.a"),
-        ({"properties": {"a": {"type": []}}}, ".properties.a"),
-        ({"properties": {"a": {"enum": []}}}, ".properties.a"),
-        ({"properties": {"a": {"enum": [{}]}}}, ".properties.a"),
-        ({"properties": {"a": {"const": '<|"|>'}}}, ".properties.a"),
-        ({"properties": {"a": {"type": "string", "pattern": "x"}}}, ".properties.a"),
-        ({"properties": {"a": {"items": {"allOf": [{}, {}]}}}}, ".properties.a.items"),
-        ({"properties": {"a": {"anyOf": []}}}, ".properties.a"),
-        ({"properties": {"a": {"$ref": "#/$defs/x"}}}, ".properties.a"),
-        ({"properties": {"a": {"$ref": "#", "minItems": 1}}}, ".properties.a"),
-        ({"properties": {"a": False}}, ".properties.a"),
-        ({"properties": {"a": {"enum": ["x", "y"], "const": "x"}}}, ".properties.a"),
-        ({"properties": {"a": {"type": "string", "minLength": 5, "maxLength": 3}}}, ".properties.a"),
-        ({"properties": {"a": {"type": "string", "minLength": -1}}}, ".properties.a"),
-        ({"properties": {"a": {"type": "array", "minItems": 1, "maxItems": 0}}}, ".properties.a"),
-        ({"properties": {"a": {"$ref": "#/$defs/0"}}, "$defs": chain(1000)}, ""),
-    ],
-)
-def test_what_cannot_be_held_to_is_named(schema, path, tokenizer):
-    tokens = {tag: tokenizer.added_id(tag) for tag in FORMATS["gemma4"].tags}
-    with pytest.raises(InvalidRequest) as caught:
-        tool_call_grammar("gemma4", offer_of(f=schema), tokens)
-    assert caught.value.param == f"tools[0].function.parameters{path}"
+    for inside, fits in {ARGUMENTS: True, '{"town": "Paris"}': False, '{city:<|"|>Paris<|"|>}': False}.items():
+        ids = tokenizer.encode(f"<|tool_call>call:f{inside}<tool_call|>", add_special_tokens=False)
+        matcher = LLMatcher(vocabulary, grammar)
+        assert (matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()) is fits, inside
+    assert read("gemma4", f"<|tool_call>call:f{ARGUMENTS}<tool_call|>") == parts_of([("f", ARGUMENTS)])
 
 
 # -- a server -----------------------------------------------------------------------------------------------------
@@ -324,7 +219,7 @@ async def test_a_required_call_is_held_behind_the_thought(tokenizer, family, thi
     closed = not thinks and family == "gemma4"
     assert (grammar.opens, grammar.after) == ((None, None) if closed else (opens, closes))
     matcher = LLMatcher(from_tokenizer(tokenizer._templates), grammar.text)
-    ids = tokenizer.encode(CALL, add_special_tokens=False)
+    ids = tokenizer.encode(f"<|tool_call>call:get_weather{ARGUMENTS}<tool_call|>", add_special_tokens=False)
     assert matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
 

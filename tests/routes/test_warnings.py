@@ -159,7 +159,7 @@ async def test_fields_that_an_api_does_not_have_are_named_with_the_one_that_was_
         ("unknown_field", "strem"),
         ("unknown_field", "x" * 64),
     ]
-    assert warnings[0]["message"] == 'strem: there is no such field here, so it changes nothing; did you mean "stream"?'
+    assert warnings[0]["message"] == "strem: there is no such field here, so it changes nothing"
     assert len(many) == 8
 
 

@@ -105,9 +105,9 @@ def test_a_list_can_be_a_repeated_flag_or_a_toml_array(toml) -> None:
     assert load(SamplingConfig, {}, {}, toml('[sampling]\nstop = ["c", "d"]\n')).config.stop == ("c", "d")
 
 
-def test_an_unknown_argument_of_the_facade_gets_the_nearest_name() -> None:
+def test_an_unknown_argument_of_the_facade_is_named() -> None:
     message = refused(EngineConfig, {"draft_token": 3}, {}, given_as="argument")
-    assert message == 'unknown argument "draft_token"; did you mean "draft_tokens"?'
+    assert message == 'unknown argument "draft_token"'
     message = refused(EngineConfig, {"draft_tokens": "many"}, {}, given_as="argument")
     assert (
         message == "draft_tokens must be a whole number from 1 to 63 (--draft none decodes without drafts), got 'many'"
@@ -275,16 +275,15 @@ WRONG = [
     Wrong("--replicas cannot be combined with [models.NAME]", {"replicas": "2"}, file='[models.a]\ntarget = "x"'),
     # in a file
     file('[engine]\nmax_seqs = 2.5\n', " [engine]: max_seqs must be a whole number from 1 to 256, got 2.5"),
-    file("[engine]\n\ndraft_token = 3\n", ': unknown key "draft_token" in [engine]; did you mean "draft_tokens"?'),
+    file("[engine]\n\ndraft_token = 3\n", ': unknown key "draft_token" in [engine]'),
     file("[engine]\nport = 3\n", ': "port" belongs in the section [server], not in [engine]'),
     file("port = 3\n", ': "port" belongs in the section [server]'),
-    file("[enigne]\nmax_seqs = 3\n", ': unknown section "enigne"; did you mean "engine"?'),
+    file("[enigne]\nmax_seqs = 3\n", ': unknown section "enigne"; the sections are [engine], ['),
     file("[engine]\nxyzzy = 3\n", ': unknown key "xyzzy" in [engine]'),
     file("[engine\n", " is not valid TOML"),
-    Wrong('unknown environment variable FORESAY_DRAFT_TOKEN; did you mean "FORESAY_DRAFT_TOKENS"?',
-          environ={"FORESAY_DRAFT_TOKEN": "3"}),
+    Wrong("unknown environment variable FORESAY_DRAFT_TOKEN", environ={"FORESAY_DRAFT_TOKEN": "3"}),
     # of several models
-    file("[models.a]\ndraft_token = 3\n", ': unknown key "draft_token" in [models.a]; did you mean "draft_tokens"?'),
+    file("[models.a]\ndraft_token = 3\n", ': unknown key "draft_token" in [models.a]'),
     file("[models.a]\nport = 3\n", ': "port" belongs in the section [server], not in [models.a]'),
     *(file(f'[models."{name}"]\n', f": {name!r} {NAME}") for name in ("a b", "", "-x", "ä")),
     file('[models."a\\u0000"]\n', f": 'a\\x00' {NAME}"),
@@ -294,7 +293,6 @@ WRONG = [
     *(file(text, SECTIONS_OF) for text in ("models = 3\n", "[[models]]\n")),
     file("[models.a]\nmax_seqs = 0\n", " [models.a]: max_seqs must be a whole number from 1 to 256"),
     file("[models.a]\ntarget = 5\n", " [models.a]: target must be text"),
-    file("[modles.a]\n", ': unknown section "modles"; did you mean "models"?'),
     Wrong("kv_tokens (8) must be at least max_model_len (9)", file="[models.a]\nmax_model_len = 9\nkv_tokens = 8\n"),
     Wrong("the target x is given, and ", {"target": "x"}, file=SEVERAL),
     Wrong("several in [models.NAME]", environ={"FORESAY_TARGET": "x"}, file=SEVERAL),

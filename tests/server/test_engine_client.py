@@ -17,7 +17,7 @@ from foresay.server.cli import serving
 from foresay.server.cli.main import main
 from foresay.server.engine.generation import EngineStatus, Mailbox, generate
 from foresay.server.engine_process import child
-from foresay.server.engine_process.child import LOOKS, SLOW_FACTOR, SOON, STOPPED, Watchdog
+from foresay.server.engine_process.child import LOOKS, SLOW_FACTOR, STOPPED, Watchdog
 from foresay.server.engine_process.client import EngineClient
 from foresay.server.schemas.errors import Mistake
 from foresay.server.settings.config import ServeConfig
@@ -150,17 +150,13 @@ async def test_an_observer_that_fails_is_not_taken_for_the_engine(caplog):
 
 
 LONG = LOOKS * SLOW_FACTOR
-SEEN = LOOKS // SOON
 
 
-def looks(
-    most: int, heard: bool = False, busy: bool = False, loading: bool = False, kernels: str = "unseen"
-) -> tuple[int, str | None]:
-    """Looks until the engine is given up, and why; ``most`` if it is not. kernels: whether it is seen that they end."""
+def looks(most: int, heard: bool = False, busy: bool = False, loading: bool = False) -> tuple[int, str | None]:
+    """Looks until the engine is given up, and why; ``most`` if it is not."""
     watchdog, ticks = Watchdog(float(LOOKS)), count()
     for look in range(1, most + 1):
-        progress = None if kernels == "unseen" else bytes([look % 256 if kernels == "end" else 0])
-        if (why := watchdog.look(heard, next(ticks) if busy else 0, loading, False, progress)) is not None:
+        if (why := watchdog.look(heard, next(ticks) if busy else 0, loading)) is not None:
             return look, why
     return most, None
 
@@ -174,10 +170,6 @@ def looks(
         ({"heard": True}, None),
         ({"heard": True, "busy": True}, None),
         ({"busy": True, "loading": True}, None),
-        ({"kernels": "hang"}, SEEN + 1),
-        ({"kernels": "hang", "busy": True}, LOOKS + 1),
-        ({"kernels": "hang", "heard": True}, None),
-        ({"kernels": "end", "busy": True}, LONG),
     ],
 )
 def test_what_shows_life_and_for_how_long(shown: dict[str, Any], given_up: int | None) -> None:
@@ -188,8 +180,6 @@ def test_what_shows_life_and_for_how_long(shown: dict[str, Any], given_up: int |
 def test_the_reason_says_what_was_missed_and_for_how_long() -> None:
     assert looks(LONG)[1] == "the engine process hung (no sign of life for 30 s)"
     assert looks(LONG, busy=True)[1] == "the engine process hung (busy, but no answer for 600 s)"
-    assert looks(LONG, kernels="hang")[1] == "the engine process hung (no sign of life for 6 s)"
-    assert looks(LONG, busy=True, kernels="hang")[1] == "the engine process hung (busy, but no kernel ended for 30 s)"
 
 
 @pytest.mark.parametrize("loading", [False, True])

@@ -202,17 +202,15 @@ async def test_a_prompt_that_the_engine_dies_of_takes_nobody_along(
     await dies_of_a_prompt(EngineClient(ServeConfig(max_seqs=8, max_model_len=1024)), "exit status 3")
 
 
-async def test_an_engine_that_computes_for_ever_is_noticed_by_its_kernels(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_engine_that_waits_for_ever_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, seen = ServeConfig(draft="none", max_seqs=1, max_model_len=256, engine_timeout=2.0), list[EngineStatus]()
-    dying_engines("while True: pass", tmp_path, monkeypatch)
+    dying_engines("__import__('time').sleep(1e6)", tmp_path, monkeypatch)
     engine = EngineClient(config)
     await engine.start()
     try:
         await asyncio.wait_for(engine.until_ready(), SECONDS)
         engine.observe_status = [seen.append]
-        with pytest.raises(KillsEngine, match="busy, but no kernel ended for 2 s"):
+        with pytest.raises(KillsEngine, match="no sign of life for 2 s"):
             await written(engine, Request(id="killer", prompt=[5, 999], params=PARAMS))
         assert [status.cause for status in seen if status.cause] == ["hung", "hung"]
     finally:

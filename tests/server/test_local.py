@@ -65,7 +65,7 @@ def test_logprobs_come_with_the_completion(engine: Engine) -> None:
 
 def test_keywords_go_on_top_of_the_parameters(engine: Engine) -> None:
     assert len(engine.generate(START, GREEDY, max_tokens=3).token_ids) == 3
-    with pytest.raises(InvalidRequest, match='did you mean "max_tokens"'):
+    with pytest.raises(InvalidRequest, match="max_token is not a sampling field"):
         engine.generate(START, max_token=3)
 
 
@@ -219,8 +219,7 @@ def test_every_error_is_exported() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("temprature", 'temprature is not a sampling field; did you mean "temperature"?'),
-        ("stops", 'stops is not a sampling field; did you mean "stop"?'),
+        ("temprature", "temprature is not a sampling field"),
         ("n", "n is not a sampling field"),
     ],
 )

@@ -13,8 +13,7 @@ from msgspec import UNSET
 from foresay.server.api.anthropic import schemas
 from foresay.server.api.common.answer import Answer, Item, Items, parsed_arguments
 from foresay.server.api.common.route import NAMED_EVENTS, ErrorShape, Route, Stream, json_response
-from foresay.server.api.common.streaming import leasing
-from foresay.server.api.common.turns import answered, chat_choices, chat_prompt
+from foresay.server.api.common.turns import answered, chat_choices, chat_prompt, leasing
 from foresay.server.api.common.validation import FieldNames, converted, naming, thinking
 from foresay.server.catalog.formats import EFFORTS
 from foresay.server.gateway.keys import CONTEXT

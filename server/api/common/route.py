@@ -19,8 +19,6 @@ from foresay.server.schemas.errors import ApiError, Mistake, NotJson, SlowBody, 
 from foresay.server.schemas.shared import ErrorBody
 from foresay.spec.errors import InvalidRequest
 
-#: Larger chunks are sent on their own, so that other streams run in between.
-LARGE_BYTES = 1 << 18
 #: A client whose connection accepts no bytes for this long is considered gone.
 STALL_SECONDS = 300.0
 
@@ -88,15 +86,8 @@ class EventStream:
         return self._response.prepared
 
     async def send(self, chunks: Iterable[Any], last: bytes = b"") -> None:
-        """Write chunks, then ``last``, at once unless they are large. Waits while the client's connection is full."""
-        data: list[bytes] = []
-        for chunk in chunks:
-            data.append(self._framing.encode(chunk))
-            if len(data[-1]) > LARGE_BYTES:
-                await self.write(b"".join(data))
-                data = []
-                await asyncio.sleep(0)
-        await self.write(b"".join([*data, last]))
+        """Write chunks, then ``last``, at once. Waits while the client's connection is full."""
+        await self.write(b"".join([*map(self._framing.encode, chunks), last]))
 
     async def break_off(self, chunk: Any) -> None:
         """Write an error as the last chunk."""

@@ -1,27 +1,19 @@
-"""Running an answer to its end, with the model that its request names: as a stream of events, or collected into one
-body.
-
-A client that waits for a stream is kept alive: after a second the stream starts, with periodic comments.
-"""
+"""Running an answer to its end: as a stream of events, or collected into one body."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import suppress
-from functools import wraps
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import msgspec
 from aiohttp import web
 
 from foresay.server.api.common.answer import Answer
-from foresay.server.api.common.route import LINES, EventStream, Framing, Handler, error_body, error_shape
+from foresay.server.api.common.route import EventStream, error_body
 from foresay.server.engine.generation import Generation
-from foresay.server.models.models import MODELS
-from foresay.server.models.residency import Keep
 from foresay.server.schemas.errors import ApiError
 from foresay.server.schemas.shared import ErrorBody
 from foresay.server.text.choice import Piece, merged
@@ -57,11 +49,11 @@ async def stream(request: web.Request, answer: Answer, generation: Generation, p
         async for chunks, last in pending:
             await events.send(chunks, last)
     except Exception as error:
-        return await _reported(error, events, lambda status, body: answer.broken(body))
+        return await reported(error, events, lambda status, body: answer.broken(body))
     return await events.end()
 
 
-async def _reported(error: Exception, events: EventStream, broken: Broken) -> web.StreamResponse:
+async def reported(error: Exception, events: EventStream, broken: Broken) -> web.StreamResponse:
     """End a stream with an error, which is raised if the stream has not started; internal errors are raised as well."""
     if not events.started or isinstance(error, ConnectionError):
         raise error
@@ -134,47 +126,3 @@ def _piece(answer: Answer, generation: Generation, index: int, delta: Delta) -> 
     if piece.finish_at is not None:
         generation.finish(index, piece.finish_at)
     return piece
-
-
-async def _ping(events: EventStream, ping: bytes, seconds: float) -> None:
-    """Show the client of a waiting request that the server lives, the first time after a second."""
-    await asyncio.sleep(min(seconds, HEADERS_AFTER_SECONDS))
-    with suppress(ConnectionError):  # without its client the request ends, too
-        while True:
-            await events.write(ping)
-            await asyncio.sleep(seconds)
-
-
-def leasing(
-    framing: Framing, broken: Broken | None = None, keep: Callable[[Any], Keep] = lambda body: "usual"
-) -> Callable[[Handler], Handler]:
-    """Make a route's handler of a function that answers a request, given its model's leased service and its body.
-
-    framing: of the stream, if one is requested; one of lines is the default. broken: makes the stream's error before
-    there is an answer; by default the API's error body. keep: see :meth:`foresay.server.models.models.Models.lease`.
-    """
-
-    def handling(answer: Handler) -> Handler:
-        @wraps(answer)
-        async def handler(http: web.Request, body: Any) -> web.StreamResponse:
-            models = http.app[MODELS]
-            if not (body.stream is not False if framing is LINES else body.stream):
-                async with models.lease(body.model, keep(body)) as service:
-                    return await answer(http, service, body)
-            events, shape = EventStream.of(http, framing), error_shape(http)
-            ping = models.find(body.model).service.ping_seconds
-            waiting = asyncio.create_task(_ping(events, framing.ping, ping))
-            try:
-                async with models.lease(body.model, keep(body)) as service:
-                    waiting.cancel()
-                    return await answer(http, service, body)
-            except Exception as error:
-                waiting.cancel()
-                make = broken or (shape.make if shape else lambda status, body: body)
-                return await _reported(error, events, make)
-            finally:
-                waiting.cancel()
-
-        return handler
-
-    return handling

@@ -1,10 +1,12 @@
-"""From a decoded request to the choices that run, for all routes.
+"""From a decoded request to the choices that run, with the model that it names, for all routes.
 
 Every route with messages converts its body to a :class:`~foresay.server.schemas.chat.ChatRequest` first; so each option
 is handled in one place.
 
 OpenAI refuses a ``prediction`` together with ``n``, logprobs, penalties and tools. Here all of these apply at every
 drafted token; only contradictions are refused.
+
+A client that waits for a stream is kept alive: after a second the stream starts, with periodic comments.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import asyncio
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import msgspec
@@ -21,9 +23,11 @@ from aiohttp import web
 
 from foresay.server.api.common import validation
 from foresay.server.api.common.answer import Answer
-from foresay.server.api.common.route import json_response
-from foresay.server.api.common.streaming import collect, stream
+from foresay.server.api.common.route import LINES, EventStream, Framing, Handler, error_shape, json_response
+from foresay.server.api.common.streaming import HEADERS_AFTER_SECONDS, Broken, collect, reported, stream
 from foresay.server.gateway.keys import CONTEXT
+from foresay.server.models.models import MODELS
+from foresay.server.models.residency import Keep
 from foresay.server.models.service import AnswerOrigin, Service
 from foresay.server.schemas import bounds
 from foresay.server.schemas.chat import ChatRequest, CompletionRequest
@@ -331,6 +335,50 @@ def _salt(body: GenerationRequest) -> str:
     """The salt: prompts share KV only within one tenant and one ``cache_salt``."""
     tenant, given = CONTEXT.get().caller.tenant, body.cache_salt or ""
     return f"{tenant}:{given}" if tenant else given
+
+
+async def _ping(events: EventStream, ping: bytes, seconds: float) -> None:
+    """Show the client of a waiting request that the server lives, the first time after a second."""
+    await asyncio.sleep(min(seconds, HEADERS_AFTER_SECONDS))
+    with suppress(ConnectionError):  # without its client the request ends, too
+        while True:
+            await events.write(ping)
+            await asyncio.sleep(seconds)
+
+
+def leasing(
+    framing: Framing, broken: Broken | None = None, keep: Callable[[Any], Keep] = lambda body: "usual"
+) -> Callable[[Handler], Handler]:
+    """Make a route's handler of a function that answers a request, given its model's leased service and its body.
+
+    framing: of the stream, if one is requested; one of lines is the default. broken: makes the stream's error before
+    there is an answer; by default the API's error body. keep: see :meth:`foresay.server.models.models.Models.lease`.
+    """
+
+    def handling(answer: Handler) -> Handler:
+        @wraps(answer)
+        async def handler(http: web.Request, body: Any) -> web.StreamResponse:
+            models = http.app[MODELS]
+            if not (body.stream is not False if framing is LINES else body.stream):
+                async with models.lease(body.model, keep(body)) as service:
+                    return await answer(http, service, body)
+            events, shape = EventStream.of(http, framing), error_shape(http)
+            ping = models.find(body.model).service.ping_seconds
+            waiting = asyncio.create_task(_ping(events, framing.ping, ping))
+            try:
+                async with models.lease(body.model, keep(body)) as service:
+                    waiting.cancel()
+                    return await answer(http, service, body)
+            except Exception as error:
+                waiting.cancel()
+                make = broken or (shape.make if shape else lambda status, body: body)
+                return await reported(error, events, make)
+            finally:
+                waiting.cancel()
+
+        return handler
+
+    return handling
 
 
 async def answered(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import islice
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -20,7 +21,6 @@ from foresay.server.schemas import bounds
 from foresay.server.schemas.chat import ChatRequest, CompletionRequest
 from foresay.server.schemas.errors import complaint
 from foresay.server.schemas.shared import ErrorDetail, GenerationRequest
-from foresay.server.settings.fields import nearest
 from foresay.server.text import options
 from foresay.server.text.choice import Choice
 from foresay.server.text.parsers.chat_format import ChatFormat
@@ -70,14 +70,12 @@ IGNORED = {
 _MOST_UNKNOWN, _LONGEST_NAME = 8, 64
 
 
-def unknown_fields(body: bytes, kind: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
-    """The fields of a valid body that a struct does not have and that are not null, and for each a hint at the known
-    one that was meant."""
-    known = kind.__struct_encode_fields__
+def unknown_fields(body: bytes, kind: type[msgspec.Struct]) -> tuple[str, ...]:
+    """The fields of a valid body that a struct does not have and that are not null."""
+    known = {*kind.__struct_encode_fields__, *IGNORED}
     given = _decoder(dict[str, msgspec.Raw]).decode(body)
-    unknown = (name for name, value in given.items() if name not in known and bytes(value) != b"null")
-    found = [name[:_LONGEST_NAME] for name in unknown if name not in IGNORED]
-    return tuple((name, nearest(name, known)) for name in found[:_MOST_UNKNOWN])
+    unknown = (name[:_LONGEST_NAME] for name, value in given.items() if name not in known and bytes(value) != b"null")
+    return tuple(islice(unknown, _MOST_UNKNOWN))
 
 
 def converted(fields: dict[str, Any], kind: type[S]) -> S:

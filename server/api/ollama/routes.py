@@ -18,8 +18,7 @@ from aiohttp import web
 import foresay
 from foresay.server.api.common import validation
 from foresay.server.api.common.route import LINES, ErrorShape, EventStream, Route, Stream, json_response
-from foresay.server.api.common.streaming import leasing
-from foresay.server.api.common.turns import answered, chat_choices, completion_choices
+from foresay.server.api.common.turns import answered, chat_choices, completion_choices, leasing
 from foresay.server.api.ollama import chats as ollama
 from foresay.server.api.ollama import schemas
 from foresay.server.catalog.catalog import of_short_name

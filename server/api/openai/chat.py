@@ -10,8 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from foresay.server.api.common.answer import Answer, known
 from foresay.server.api.common.route import EVENTS, Route, Stream
-from foresay.server.api.common.streaming import leasing
-from foresay.server.api.common.turns import answered, chat_choices
+from foresay.server.api.common.turns import answered, chat_choices, leasing
 from foresay.server.models.service import AnswerOrigin, Service
 from foresay.server.schemas import chat as schemas
 from foresay.server.schemas.chat import ChatLogprobs, Provenance

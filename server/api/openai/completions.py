@@ -14,8 +14,7 @@ from msgspec import UnsetType
 from foresay.server.api.common import validation
 from foresay.server.api.common.answer import Answer, known
 from foresay.server.api.common.route import EVENTS, Route, Stream
-from foresay.server.api.common.streaming import leasing
-from foresay.server.api.common.turns import answered, completion_choices, infilled
+from foresay.server.api.common.turns import answered, completion_choices, infilled, leasing
 from foresay.server.models.service import AnswerOrigin, Service, Text
 from foresay.server.schemas.chat import CompletionChoice, CompletionLogprobs, CompletionRequest, TextCompletion
 from foresay.server.schemas.shared import ErrorBody, GenerationRequest, PromptProgress, Usage

@@ -23,8 +23,8 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from foresay.server.api.common.route import Route, Stream, json_response, spellings
-from foresay.server.api.common.streaming import leasing, stream
-from foresay.server.api.common.turns import chat_prompt
+from foresay.server.api.common.streaming import stream
+from foresay.server.api.common.turns import chat_prompt, leasing
 from foresay.server.api.responses import schemas
 from foresay.server.api.responses.answer import CANCELLED, FRAMING, ResponseEvent
 from foresay.server.api.responses.items import ADDITIONAL, Toolbox, compaction_of, given_items, unfolded

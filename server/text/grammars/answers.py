@@ -4,8 +4,8 @@ or answers in the requested form.
 
 Tool calls may be in any of the formats of :mod:`foresay.server.catalog.formats`. If parameters are between tags, those
 of type string are bare text up to the end tag, others are JSON. So a schema's constraints on the text itself cannot be
-enforced and are refused, except for a list of allowed values. Arguments are written as ``json.dumps`` writes them, like
-the calls that chat templates show to the model.
+enforced and are refused, except for a list of allowed values. All other arguments are JSON as ``json.dumps`` writes it,
+like most calls that chat templates show to the model; Gemma 4's are read in this form, too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from foresay.server.schemas.chat import ChatRequest, Function
 from foresay.server.schemas.shared import GenerationRequest
 from foresay.server.text.conversation import Offer
 from foresay.server.text.grammars.fields import bounded, grammar_of, guided, refuse_lengths
-from foresay.server.text.grammars.marked import Quote, argument_rules, literal, refuse
 from foresay.server.text.parsers.chat_format import ChatFormat
 from foresay.server.text.parsers.parameters import is_text
 from foresay.server.text.tokenizer import Tokenizer
@@ -37,8 +36,23 @@ _ANYTHING = {"type": "object"}
 #: The schema of a function declared without parameters.
 _NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
 
+#: Keywords that restrict nothing.
+_REMARKS = {"title", "description", "default", "examples", "$schema", "$id", "$comment", "deprecated", "format"}
+
 #: The ids of tags that are single tokens.
 Tokens = Mapping[str, int]
+
+
+def literal(text: str) -> str:
+    """A rule for exactly this text."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _refuse(schema: Any, known: set[str], path: Path) -> None:
+    """Raise for a keyword that is not known."""
+    for keyword in schema if isinstance(schema, dict) else ():
+        if keyword not in known | _REMARKS:
+            raise InvalidRequest(path, f": {keyword} cannot be held to in the way this model writes calls")
 
 
 def tool_call_grammar(form: str, offer: Offer, tokens: Tokens) -> Grammar:
@@ -74,10 +88,6 @@ def _call(way: Way, number: int, function: Function, path: Path, tokens: Tokens)
     """A rule ``call<number>``, and the rules it needs. path: to the function's parameters."""
     inside = {"arguments": f"arguments{number}", "parameters": f"parameters{number}"}
     yield f"call{number}: {written(way.call, tokens, name=literal(function.name), index='/[0-9]{1,4}/', **inside)}"
-    if way.quote:
-        quote = Quote(way.quote, written(way.quote, tokens))
-        yield from argument_rules(inside["arguments"], function.parameters or _NOTHING, path, quote)
-        return
     if not way.parameter:
         schema = guided(function.parameters or _NOTHING, path, closed=True)
         if schema.get("type", "object") != "object":
@@ -114,7 +124,7 @@ class _Parameter(msgspec.Struct, frozen=True):
 def _parameters(number: int, function: Function, path: Path) -> list[_Parameter] | None:
     """A function's parameters in order; None if any are allowed."""
     schema = function.parameters or {}
-    refuse(schema, _OF_OBJECT, path)
+    _refuse(schema, _OF_OBJECT, path)
     guided(schema, path)  # refuses what is not a schema
     if schema and "properties" not in schema and schema.get("additionalProperties") is not False:
         return None
@@ -169,7 +179,7 @@ def _tagged(form: str, number: int, parameters: list[_Parameter] | None, tokens:
 def _words(parameter: _Parameter, end: str) -> str:
     """A rule for the allowed values of a text; empty if any text is allowed."""
     schema, path = parameter.schema, parameter.path
-    refuse(schema, _OF_TEXT, path)
+    _refuse(schema, _OF_TEXT, path)
     if not isinstance(schema, dict) or not schema.keys() & {"enum", "const"}:
         return ""
     words = [schema["const"]] if "const" in schema else schema["enum"]

@@ -17,7 +17,6 @@ the other has finished spinning, and some passes take ten times as long.
 
 from __future__ import annotations
 
-import mmap
 import os
 import threading
 import time
@@ -96,14 +95,12 @@ MOST = max(os.cpu_count() or 1, 4)
 
 
 class Threads:
-    """A fixed number of threads, including the caller's. One list at a time: see :class:`ThreadPool`. state: the memory
-    of their synchronisation, int64[8 * slots], if it is given. cores: one for each thread, if they are pinned until
-    they are stopped."""
+    """A fixed number of threads, including the caller's. One list at a time: see :class:`ThreadPool`. cores: one for
+    each thread, if they are pinned until they are stopped."""
 
-    def __init__(self, count: int, state: np.ndarray | None = None, cores: Sequence[int] = ()) -> None:
+    def __init__(self, count: int, cores: Sequence[int] = ()) -> None:
         self.count = count
-        self._state = np.empty(len(PLACES) * 8, dtype=np.int64) if state is None else state
-        self._state[:] = 0
+        self._state = np.zeros(len(PLACES) * 8, dtype=np.int64)
         self._state[PLACES["threads"] // 8] = count
         self._at, self._walker = self._state.ctypes.data, walker()
         self._others = [
@@ -158,20 +155,11 @@ class ThreadPool:
         self._lock = threading.Lock()
         self._threads: Threads | None = None
         self._crowding: ThreadTuner | None = None
-        self._state: np.ndarray | None = None
 
     def pin(self) -> None:
         """Pin each thread to a core if there are enough. For a process in which one thread calls and does little else:
         threads that it starts later only have its core."""
         self._cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else ()
-
-    def share(self) -> str:
-        """Put the state of threads started later into a file, which changes with every kernel that ends: so another
-        process can see whether they make progress. Returns its path."""
-        file, size = os.memfd_create("threads"), len(PLACES) * 64
-        os.ftruncate(file, size)
-        self._state = np.frombuffer(mmap.mmap(file, size), dtype=np.int64)
-        return f"/proc/{os.getpid()}/fd/{file}"
 
     def set_num_threads(self, count: int) -> None:
         """Use this many threads for kernels, or fewer while there are not enough cores."""
@@ -210,11 +198,11 @@ class ThreadPool:
         if self._threads is None or self._threads.count != count:
             if self._threads is not None:
                 self._threads.stop()
-            self._threads = Threads(count, self._state, self._cores if count == len(self._cores) else ())
+            self._threads = Threads(count, self._cores if count == len(self._cores) else ())
         return self._threads
 
 
 _team = ThreadPool()
 set_num_threads, num_threads, cpu_wait, run = _team.set_num_threads, _team.num_threads, _team.cpu_wait, _team.run
-share, pin, set_yielding = _team.share, _team.pin, _team.set_yielding
+pin, set_yielding = _team.pin, _team.set_yielding
 os.register_at_fork(after_in_child=_team.forget)
