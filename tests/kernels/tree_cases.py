@@ -210,10 +210,9 @@ class TreeCases:
         for seed in range(4):
             children, chances, above = a_level(seed, sequences, front, looked, alike)
             marks, by = torch.arange(count) << 41, curves(seed, sequences)
-            here = [type(each)(*(p.to(device) if isinstance(p, Tensor) else p for p in each)) for each in (above, by)]
-            found = at(keep_children)(
-                *(each.to(device) for each in (children, chances)), here[0], marks.to(device), here[1]
-            )
+            knots, slopes, shifts, *own = (each.to(device) for each in (*by[:3], children, chances))
+            there = Above(*(each.to(device) for each in above)), marks.to(device)
+            found = at(keep_children)(*own, *there, Pieces(knots, slopes, shifts, by.pieces, by.least))
             with references():
                 wanted = keep_children(children, chances, above, marks, by)
             for name, ours, theirs in zip(Kept._fields, found, wanted, strict=True):
