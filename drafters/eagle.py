@@ -30,6 +30,8 @@ No level depends on the one before, so all nodes of a depth have the same candid
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -42,16 +44,20 @@ from foresay.spec.protocols import Features, Rows
 from foresay.spec.sequence import SequenceState
 from foresay.spec.tree import DraftTree
 from foresay.verifier.forward_batch import StaticRows
+from foresay.verifier.graphs.capture import Replay, recorded
 from foresay.verifier.graphs.rows import Nodes, chain_words, rows_of
 from foresay.verifier.graphs.state import StepState, sent
 from foresay.verifier.heads.paged import EagleHead
 from foresay.verifier.heads.vocabulary import DraftVocabulary
 from foresay.verifier.model.config import kv_shapes
+from foresay.verifier.ops.eager import compiled
 
 log = logging.getLogger("foresay.drafters")
 
 #: Committed text is caught up in chunks of at most this many rows, to bound the pass's memory.
 _CATCH_UP_ROWS = 256
+#: Up to so many rows, the usual after a step with other drafts, are caught up in a recorded pass.
+_FEW_ROWS = 8
 
 
 class EagleDrafter(FeatureDrafter):
@@ -116,8 +122,29 @@ class EagleDrafter(FeatureDrafter):
 
     def prepare(self, sequence: SequenceState, levels: int) -> None:
         """Run the rows below the first pass."""
-        while self._start(sequence) < sequence.table.length - levels:
-            self.extend(sequence)
+        while (behind := sequence.table.length - self._start(sequence)) > levels:
+            if behind < _FEW_ROWS and compiled(self.rows):
+                self._extend_few(sequence)
+            else:
+                self.extend(sequence)
+
+    def _extend_few(self, sequence: SequenceState) -> None:
+        """Run the text's last rows, whichever of them are new: like :meth:`begin`, without logits."""
+        state, run = self._few
+        state.join([self._joined(sequence, _FEW_ROWS)])
+        run()
+        self.began(sequence)
+
+    @cached_property
+    def _few(self) -> tuple[StepState, Replay]:
+        state = self.state(1, self._room(1), _FEW_ROWS)
+        return state, recorded(partial(self._of_few, state))
+
+    def _of_few(self, state: StepState) -> Iterator[None]:
+        with torch.inference_mode():
+            rows = self.ends(state, _FEW_ROWS - 1).rows(state)
+            self.head.states(rows, self.before(state, _FEW_ROWS - 1), self.store)
+        yield
 
     def begin(self, state: StepState, levels: int) -> tuple[Tensor, Tensor]:
         """One pass over the last K + 1 rows of true features, whichever of them are new."""

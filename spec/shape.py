@@ -11,8 +11,9 @@ from foresay.spec.price import Price
 MAX_NODES = 64
 #: Rows of prompts in one step, at most.
 MAX_CHUNK = 256
-#: A CPU records the steps of one text that drafts a chain of up to so many tokens; longer ones are rare.
-WHOLE_CHAIN = 4
+#: A CPU records the steps of one text that drafts a chain of up to so many tokens; longer ones are rare. Start-up times
+#: one of so many.
+WHOLE_CHAIN = 8
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,7 +129,7 @@ def bench(task: Task) -> None:
     """``foresay bench`` of the bundled pair."""
 
     def measured() -> dict[str, Any]:
-        result = run(task, "bench", "--rounds", "1", "--max-tokens", str(min(64, 4 * task.settings.tokens)))
+        [result] = run(task, "bench", "--rounds", "1", "--max-tokens", str(min(64, 4 * task.settings.tokens)))["ways"]
         task.check("same tokens", result["same_tokens"])
         rates = {f"{way}_tokens_per_second": result[way]["tokens_per_second"] for way in ("on", "off")}
         more = {"drafter": result["drafter"], "per_step": result["on"]["tokens_per_step"]}

@@ -74,7 +74,7 @@ _SHORT = 8
     "--compare",
     nargs="+",
     metavar="DRAFT",
-    help="measure several values of --draft instead of the one that is set, each in its turn, and say which to use",
+    help="measure several values of --draft instead of the one that is set, each in its turn",
 )
 @JSON
 def bench(config: BenchConfig, arguments: Namespace) -> int:
@@ -98,11 +98,9 @@ def bench(config: BenchConfig, arguments: Namespace) -> int:
         with ProgressBar("measured", len(ways) * (config.rounds + 1) * len(prompts), "answers") as progress:
             report = measure(engines, config, prompts, progress.to)
     if not arguments.json:
-        print("\n".join(table(report, config, bool(arguments.compare))))
-        return 0
-    if not arguments.compare:
-        report |= msgspec.structs.asdict(report.pop("ways")[0])
-    print(msgspec.json.encode(report).decode())
+        print("\n".join(table(report, config)))
+    else:
+        print(msgspec.json.encode(report).decode())
     return 0
 
 
@@ -176,23 +174,16 @@ def _winner(ways: list[Comparison]) -> str | None:
     return max(sure, key=lambda name: sure[name] or 0.0) if sure else None
 
 
-def table(report: dict[str, Any], config: BenchConfig, compared: bool) -> list[str]:
-    """The report for a reader, line by line. compared: several ways were to be."""
+def table(report: dict[str, Any], config: BenchConfig) -> list[str]:
+    """The report for a reader, line by line."""
     ways: list[Comparison] = report["ways"]
     lines = [_head(report)]
     if report["off"].tokens_per_second is None:
         return [*lines, ways[0].cannot_tell]
-    rows = [("", "tokens/s", "lowest to highest", "tokens per step", *(["times as fast"] if compared else []))]
-    for way in ways:
-        label = way.draft if compared else f"drafted by {way.drafter}"
-        rows.append((label, *_cells(way.on), *([_times(way)] if compared else [])))
-    rows.append((NONE if compared else "plain decoding", *_cells(report["off"]), *(["1.00"] if compared else [])))
-    lines += aligned(rows, right=range(1, len(rows[0])))
-    if compared:
-        return [*lines, *_choice(report, config)]
-    if any(ways[0].on.drafted_per_depth):
-        lines.append(f"accepted by depth: {ways[0].on.accepted_by_depth}")
-    return [*lines, _gain(ways[0])]
+    rows = [("", "tokens/s", "lowest to highest", "tokens per step", "times as fast")]
+    rows += [(way.draft, *_cells(way.on), _times(way)) for way in ways]
+    rows.append((NONE, *_cells(report["off"]), "1.00"))
+    return [*lines, *aligned(rows, right=range(1, len(rows[0]))), *_choice(report, config)]
 
 
 def _head(report: dict[str, Any]) -> str:
@@ -213,33 +204,15 @@ def _times(way: Comparison) -> str:
     return f"{way.speedup or 0.0:.2f}{' (cannot tell)' if way.cannot_tell else ''}"
 
 
-def _same(way: Comparison) -> str:
-    return "both wrote the same tokens" if way.same_tokens else "they did NOT write the same tokens"
-
-
-def _gain(way: Comparison) -> str:
-    """The gain from drafts, in one line."""
-    gain = f"{way.speedup or 0.0:.2f} times as fast with drafts"
-    unknown = way.cannot_tell
-    if not sum(way.on.drafted_per_depth):
-        gain = unknown
-    elif unknown:
-        gain = f"cannot tell how much drafts gain ({gain}): {unknown}"
-    elif (way.speedup or 0.0) < GAIN:
-        gain = f"{gain}: use one made for this target, or --draft none"
-    return f"{gain}; {_same(way)}"
-
-
 def _choice(report: dict[str, Any], config: BenchConfig) -> Iterator[str]:
-    """Which way to choose, with the command for it; before that, doubts about rows of the table."""
-    unsure: dict[str, list[str]] = {}
+    """Which way to choose, with the command for it; before that, what else is known of each row of the table."""
     for way in report["ways"]:
+        if any(way.on.drafted_per_depth):
+            yield f"{way.draft}: accepted by depth: {way.on.accepted_by_depth}"
         if way.cannot_tell:
-            unsure.setdefault(way.cannot_tell, []).append(way.draft)
+            yield f"{way.draft}: cannot tell how much it gains: {way.cannot_tell}"
         if not way.same_tokens:
-            yield f"{way.draft}: {_same(way)}"
-    for why, names in unsure.items():
-        yield f"{', '.join(names)}: cannot tell how much {'it gains' if len(names) == 1 else 'each gains'}: {why}"
+            yield f"{way.draft}: it did NOT write the tokens of {NONE}"
     winner = report["winner"]
     if winner is None:
         yield "no drafter is certain to gain, so keep the default, auto: it drafts only where it pays"

@@ -41,8 +41,6 @@ _ANYWAY = 5
 #: Rows of the steps that are timed (some products work in groups of 6, others of 8), and a drafted tree.
 _ROWS = (1, 2, 3, 5, 6, 8, 9, 12, 16, 32, 64)
 DRAFTED = TreeShape((4, 4, 3, 3))
-#: Levels of a chain that is timed beside them.
-_CHAIN = 8
 #: Trees for which kernels are compiled if a budget chooses shapes: attention over few, more and many rows.
 COMPILED = (DRAFTED, TreeShape((8, 8)), TreeShape((20, 20)))
 #: Steps taken for compilation, plus one per prompt.
@@ -219,7 +217,7 @@ class ProfileRun:
     def _draft_cost(self, drafter: Drafter, most: int, runner: StepRunner | None) -> DraftCost:
         drafted = DRAFTED.limited(most)
         tree = replace(drafted, price=Price(0.0, (0.0,) * drafted.nodes))  # every level is worth it
-        one, chain = TreeShape.chain(1), TreeShape.chain(min(most, _CHAIN if runner is None else WHOLE_CHAIN))
+        one, chain = TreeShape.chain(1), TreeShape.chain(min(most, WHOLE_CHAIN))
         times = self.turns(drafter, list(dict.fromkeys((one, tree, chain))), runner=runner)
         took = {shape: median(spent["propose"] for spent in each) for shape, each in times.items()}
         if one not in took:  # no room to draft anything

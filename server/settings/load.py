@@ -114,7 +114,8 @@ class _Document:
         models = tables.pop(MODELS, {})
         for section, table in tables.items():
             if section not in SECTIONS or not isinstance(table, dict):
-                raise ConfigurationError(_misplaced(path, section))
+                sections = ", ".join(f"[{section}]" for section in (*SECTIONS, f"{MODELS}.NAME"))
+                raise ConfigurationError(f'{path}: unknown section "{section}"; the sections are {sections}')
         _check_models(path, models)
         return cls(path, tables, models)
 
@@ -127,8 +128,8 @@ class _Document:
 
     def _of(self, section: str, kind: str, table: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
         for key, value in table.items():
-            if all_settings().get(key) is None or all_settings()[key].section != kind:
-                raise ConfigurationError(f"{self.path}: {_unknown_key(section, key)}")
+            if key not in all_settings() or all_settings()[key].section != kind:
+                raise ConfigurationError(f'{self.path}: unknown key "{key}" in [{section}]')
             yield key, value, f"{self.path} [{section}]"
 
 
@@ -155,21 +156,6 @@ def _read(path: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigurationError(f"cannot read the config file {path}: {reason}") from None
-
-
-def _misplaced(path: str, name: str) -> str:
-    setting = all_settings().get(name)
-    if setting is not None:
-        return f'{path}: "{name}" belongs in the section [{setting.section}]'
-    sections = ", ".join(f"[{section}]" for section in (*SECTIONS, f"{MODELS}.NAME"))
-    return f'{path}: unknown section "{name}"; the sections are {sections}'
-
-
-def _unknown_key(section: str, key: str) -> str:
-    elsewhere = all_settings().get(key)
-    if elsewhere is not None:
-        return f'"{key}" belongs in the section [{elsewhere.section}], not in [{section}]'
-    return f'unknown key "{key}" in [{section}]'
 
 
 def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:

@@ -119,14 +119,14 @@ class Member:
         if self._chains is None:
             return []
         chances = self._chains.chain_chances(sequence, min(sequence.most_levels, self.levels))
-        kept = claims.chance(chances[0]) / chances[0] if chances and chances[0] else 0.0
+        kept = claims.hope(chances[0]) / chances[0] if chances and chances[0] else 0.0
         return [min(1.0, kept * chance) for chance in chances]
 
     def tree(self, sequence: SequenceState, claims: Claims) -> ExpectedTree:
         """The expected next tree."""
         tokens, nodes, deep = self.brings
         levels = min(sequence.most_levels, self.levels)
-        tokens *= claims.chance(self.first) / self.first * self.came / self.claimed
+        tokens *= claims.hope(self.first) / self.first * self.came / self.claimed
         return ExpectedTree(min(tokens, levels), nodes, min(deep, levels))
 
     def saw(self, part: DraftTree, tree: DraftTree, accepted: int, claims: Claims) -> None:

@@ -90,8 +90,10 @@ def test_without_features_it_drafts_nothing(pair, head) -> None:
     assert len(tree) == 1
 
 
-def test_its_chain_is_the_plain_one(pair, head, tmp_path) -> None:
-    """At temperature 0, and at 1 with the noise of each position."""
+@pytest.mark.parametrize("read", [39, 33, 30])
+def test_its_chain_is_the_plain_one(pair, head, tmp_path, read: int) -> None:
+    """At temperature 0, and at 1 with the noise of each position. read: tokens before others drafted; the rest is
+    caught up, in a recorded pass if it is short."""
     models = pair("llama2")
     reference = make_eagle(tmp_path, models.target, "safeailab", LAYERS)
     ids = draft_ids(tmp_path)
@@ -103,13 +105,16 @@ def test_its_chain_is_the_plain_one(pair, head, tmp_path) -> None:
     sequence = SequenceState("a", tokens, 40, SamplingParams(temperature=0.0), table, Noise(1, 300), 99, frozenset())
     table.reserve(39)
     forward = verifier.run([Rows(table, torch.tensor(tokens[:-1]), 0)], drafter.needs)
-    table.commit(39)
-    drafter.observe(sequence, forward.features)
+    table.commit(read)
+    drafter.observe(sequence, {name: rows[:read] for name, rows in forward.features.items()})
     drafter.extend(sequence)
+    table.commit(39 - read)
+    drafter.observe(sequence, {name: rows[read:] for name, rows in forward.features.items()})
     table.reserve(5)
     hidden = head.fuse(forward.features)
     (tree,) = drafter.propose([sequence], [TreeShape.chain(4)])
     assert tree.tokens[1:] == reference.chain(tokens[1:], hidden, 4, ids)
+    assert ("_few" in vars(drafter)) == (read == 33)
     warm = replace(sequence, sampling=SamplingParams(temperature=1.0))
     (tree,) = drafter.propose([warm], [TreeShape.chain(1)])
     noisy = reference(torch.tensor(tokens[1:]), hidden)[0][-1] + sequence.noise.row(40)[ids]

@@ -177,7 +177,7 @@ def test_beside_the_targets_copy_no_step_is_recorded_whole(pair) -> None:
     """A drafter may propose for it, and would not be told what such a step committed."""
     made, pool = pair("llama2", layers=3), PagePool(65, 16)
     models: list[tuple[TreeDrafter, int]] = [(made.draft_model(pool), 6)]
-    assert [each.shape.levels for each in on_cpu(models, made.vocab_size)] == [1, 2, 3, 4]
+    assert [each.shape.levels for each in on_cpu(models, made.vocab_size)] == [1, 2, 3, 4, 5, 6]
     assert not on_cpu([*models, (made.copy(pool), 6)], made.vocab_size)
 
 

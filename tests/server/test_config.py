@@ -276,15 +276,15 @@ WRONG = [
     # in a file
     file('[engine]\nmax_seqs = 2.5\n', " [engine]: max_seqs must be a whole number from 1 to 256, got 2.5"),
     file("[engine]\n\ndraft_token = 3\n", ': unknown key "draft_token" in [engine]'),
-    file("[engine]\nport = 3\n", ': "port" belongs in the section [server], not in [engine]'),
-    file("port = 3\n", ': "port" belongs in the section [server]'),
+    file("[engine]\nport = 3\n", ': unknown key "port" in [engine]'),
+    file("port = 3\n", ': unknown section "port"; the sections are [engine], [server], '),
     file("[enigne]\nmax_seqs = 3\n", ': unknown section "enigne"; the sections are [engine], ['),
     file("[engine]\nxyzzy = 3\n", ': unknown key "xyzzy" in [engine]'),
     file("[engine\n", " is not valid TOML"),
     Wrong("unknown environment variable FORESAY_DRAFT_TOKEN", environ={"FORESAY_DRAFT_TOKEN": "3"}),
     # of several models
     file("[models.a]\ndraft_token = 3\n", ': unknown key "draft_token" in [models.a]'),
-    file("[models.a]\nport = 3\n", ': "port" belongs in the section [server], not in [models.a]'),
+    file("[models.a]\nport = 3\n", ': unknown key "port" in [models.a]'),
     *(file(f'[models."{name}"]\n', f": {name!r} {NAME}") for name in ("a b", "", "-x", "ä")),
     file('[models."a\\u0000"]\n', f": 'a\\x00' {NAME}"),
     file(f"[models.{'a' * 200}]\n", f": '{'a' * 80}' {NAME}"),
