@@ -10,19 +10,11 @@ import torch
 from torch import Tensor
 
 from foresay.kvpaging.states import NODES, LayerStates
+from foresay.verifier.ops import records
 from foresay.verifier.ops.kernels import rows, trees
 from foresay.verifier.ops.kernels.recurrence import replay_paths
 from foresay.verifier.ops.launch import row_of, warps
-from foresay.verifier.ops.records import (
-    Above,
-    AttentionMetadata,
-    DeltaWeights,
-    Norm,
-    Pieces,
-    Scan,
-    SplitKSums,
-    StateRows,
-)
+from foresay.verifier.ops.records import AttentionMetadata, DeltaWeights, Norm, Scan, SplitKSums, StateRows
 from foresay.verifier.ops.recurrence import gated_delta, short_conv
 from foresay.verifier.ops.rows import (
     embed,
@@ -77,8 +69,8 @@ def chosen() -> None:
     columns, scores, fixed = of(2, 238, dtype=INT64), of(2, 238, dtype=FP32), of(238, dtype=INT64)
     choose_tree.launch((counts, columns, columns, scores, fixed, fixed), counts, of(2, 32, dtype=FP32), counts)
     worth_another.launch(of(2, 4, dtype=FP32), of(2, 6, dtype=FP32))
-    above = Above(of(2, 4, dtype=FP32), of(2, 4, dtype=INT64), of(4, dtype=INT64))
-    pieces = Pieces(of(32, dtype=FP32), of(2, 112, dtype=FP32), of(2, 112, dtype=FP32), 28, -1000.0)
+    above = records.Above(of(2, 4, dtype=FP32), of(2, 4, dtype=INT64), of(4, dtype=INT64))
+    pieces = records.Pieces(of(32, dtype=FP32), scores, scores, 28, -1000.0)
     keep_children.launch(of(2, 4, 8, dtype=INT64), of(2, 4, 8, dtype=FP32), above, of(32, dtype=INT64), pieces)
 
 

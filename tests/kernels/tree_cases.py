@@ -107,9 +107,7 @@ def candidates(seed: int, count: int, nodes: int) -> tuple[tuple[Tensor, ...], l
 KNOTS = torch.cat((torch.linspace(-20, -0.1, 27), torch.full((5,), math.inf)))
 
 
-def a_level(
-    seed: int, sequences: int, front: int, looked: int, alike: bool
-) -> tuple[torch.Tensor, torch.Tensor, Above]:
+def a_level(seed: int, sequences: int, front: int, looked: int, alike: bool) -> tuple[Tensor, Tensor, Above]:
     """Children with ties and gaps below nodes of which some are dead."""
     of = torch.Generator().manual_seed(seed)
     rows = 1 if alike else front
@@ -200,16 +198,11 @@ class TreeCases:
                 assert found.rows == [0, *expanded] and found.scores == [0.0, *(scores[each - 1] for each in kept[1:])]
                 assert not made.parents[tree, size:].any() and not made.tokens[tree, size:].any(), "below the root"
 
-    @pytest.mark.parametrize("alike", [False, True])
-    @pytest.mark.parametrize(
-        ("sequences", "front", "looked", "count"), [(1, 1, 4, 4), (2, 5, 8, 12), (3, 31, 31, 31), (1, 2, 63, 63)]
-    )
-    def test_the_best_children_are_kept(
-        self, sequences: int, front: int, looked: int, count: int, alike: bool, at: At, device: torch.device
-    ) -> None:
-        for seed in range(4):
-            children, chances, above = a_level(seed, sequences, front, looked, alike)
-            marks, by = torch.arange(count) << 41, curves(seed, sequences)
+    @pytest.mark.parametrize("sizes", [(1, 1, 4, 4), (2, 5, 8, 12), (3, 31, 31, 31), (1, 2, 63, 63)])
+    def test_the_best_children_are_kept(self, sizes: tuple[int, ...], at: At, device: torch.device) -> None:
+        for seed in range(8):
+            children, chances, above = a_level(seed, *sizes[:3], seed % 2 > 0)
+            marks, by = torch.arange(sizes[3]) << 41, curves(seed, sizes[0])
             knots, slopes, shifts, *own = (each.to(device) for each in (*by[:3], children, chances))
             there = Above(*(each.to(device) for each in above)), marks.to(device)
             found = at(keep_children)(*own, *there, Pieces(knots, slopes, shifts, by.pieces, by.least))
