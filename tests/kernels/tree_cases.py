@@ -199,7 +199,7 @@ class TreeCases:
                 assert not made.parents[tree, size:].any() and not made.tokens[tree, size:].any(), "below the root"
 
     @pytest.mark.parametrize("sizes", [(1, 1, 4, 4), (2, 5, 8, 12), (3, 31, 31, 31), (1, 2, 63, 63)])
-    def test_the_best_children_are_kept(self, sizes: tuple[int, ...], at: At, device: torch.device) -> None:
+    def test_the_best_children_are_kept(self, sizes: tuple[int, int, int, int], at: At, device: torch.device) -> None:
         for seed in range(8):
             children, chances, above = a_level(seed, *sizes[:3], seed % 2 > 0)
             marks, by = torch.arange(sizes[3]) << 41, curves(seed, sizes[0])
