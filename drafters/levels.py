@@ -360,7 +360,7 @@ class TreeDrafter(Passes):
     def learn(self, sequence: SequenceState, path: list[int], chain: Sequence[int] = ()) -> None:
         """Update the calibration, and the vocabulary. chain: what a captured step drafted, unless it was a tree."""
         if self.vocabulary is not None:
-            self.vocabulary.observe(sequence.id, sequence.tokens, sequence.prompt_length, sequence.private)
+            self.vocabulary.observe(sequence.id, sequence.tokens, sequence.prompt_length)
         if grown := self._grown.pop(sequence.id, None):
             grown.learn(path)
         elif chain:

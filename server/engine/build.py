@@ -11,7 +11,6 @@ from itertools import chain
 import msgspec
 import torch
 
-from foresay.drafters.proposer import on_device
 from foresay.kvpaging import PagePool, PrefixIndex, StatePages, WindowPages
 from foresay.server.catalog.catalog import parameters_of
 from foresay.server.engine.calibrate import COMPILED, ProfileRun
@@ -41,7 +40,7 @@ from foresay.server.engine.parameters import (
     quantized,
     with_kv,
 )
-from foresay.server.engine.vocabulary import remember_tokens, tokenizer
+from foresay.server.engine.vocabulary import tokenizer
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import (
     BUNDLED,
@@ -171,9 +170,6 @@ def _built(
         report("taking over the previous engine's measurements")
     profile_run = ProfileRun(info, verifier, pool, costs, report, _prose(loading))
     drafting, runner, recording = _drafting(loading, verifier, drafters, profile_run, capture)
-    for model in () if disk is None else map(on_device, drafters):  # after what was only measured
-        if model is not None and model.vocabulary is not None:
-            remember_tokens(model.vocabulary, loading.target, model.name)
     root, shape, budget = profile_run.root_seconds(runner if capture else None), drafting.shape, drafting.budget
     info = msgspec.structs.replace(
         info,

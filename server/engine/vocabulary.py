@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -33,10 +32,6 @@ from foresay.verifier.heads.vocabulary import DraftVocabulary
 from foresay.verifier.model.config import ModelConfig
 from foresay.verifier.model.errors import ModelError
 from foresay.verifier.model.linear import Linear
-from foresay.verifier.ops.kernels.cpu import kernel_cache
-
-#: The format of a token id on disk.
-_ID = np.dtype("<i4")
 
 
 def tokenizer(directory: Path) -> Tokenizer | None:
@@ -232,14 +227,3 @@ def drafted_tokens(head: Linear, setting: str, model: ModelConfig, ids: Tensor |
         fault = f"--draft-vocab {setting}: here a drafter has logits of all its {head.out_features:,} tokens"
         raise CannotRun(f"{fault}, as on any GPU", "leave it out")
     return None
-
-
-def remember_tokens(vocabulary: DraftVocabulary, target: Path, drafter: str) -> None:
-    """Begin with the tokens that a drafter of this name drafted in an earlier server for texts of this tokenizer, and
-    keep them for later ones. target: the directory of the target, whose ids they are."""
-    text = tokenizer_json(target)
-    if text is None:
-        return
-    key = kernel_cache.key_of("drafted tokens", text, drafter)
-    found = np.frombuffer(kernel_cache.load(key) or b"", dtype=_ID).tolist()
-    vocabulary.restore(found, lambda tokens: kernel_cache.save(key, np.array(tokens, dtype=_ID).tobytes()))

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import aiohttp
 import pytest
 from playwright.async_api import expect
 
@@ -18,6 +17,7 @@ from tests.gateway.guarded import guarded
 from tests.models.serving import serving
 from tests.server.live import LiveServer
 from tests.server.scripted import ScriptedEngine
+from tests.telemetry.scraping import scraped
 
 pytestmark = [needs_chromium, pytest.mark.slow]
 
@@ -27,9 +27,8 @@ CHARTS = (
     *("chunk-gaps", "token-times", "tree"),
 )
 COUNTED = {
-    "generation_tokens": "generation_tokens_total",
-    "spec_decode_num_draft_tokens": "spec_decode_num_draft_tokens_total",
-    "spec_decode_num_accepted_tokens": "spec_decode_num_accepted_tokens_total",
+    name: f"foresay:{name}_total"
+    for name in ("generation_tokens", "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens")
 }
 
 
@@ -38,16 +37,6 @@ def url(tmp_path_factory) -> Iterator[str]:
     log = tmp_path_factory.mktemp("serve") / "log"
     with LiveServer(log, "--draft-tree", "3,2,1", "--threads", "1") as server:
         yield server.wait_for_url()
-
-
-async def scraped(url: str) -> dict[str, float]:
-    """The counters of /metrics, labels added up."""
-    async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as response:
-        lines = re.findall(r"^foresay:(\w+?)(?:\{.*\})? ([\d.e+-]+)$", await response.text(), re.MULTILINE)
-    found: dict[str, float] = {}
-    for name, value in lines:
-        found[name] = found.get(name, 0.0) + float(value)
-    return found
 
 
 async def test_the_playground_fills_the_charts_and_all_numbers_agree(url, tmp_path):
@@ -63,11 +52,11 @@ async def test_the_playground_fills_the_charts_and_all_numbers_agree(url, tmp_pa
         assert 0 <= accepted - sum(1 for _, depth in tokens if depth) <= 1
         assert drafted > accepted > 0
         after = await scraped(url)
-        grown = {name: after[counter] - before.get(counter, 0) for name, counter in COUNTED.items()}
+        grown = {name: after.sum(counter) - before.sum(counter) for name, counter in COUNTED.items()}
         assert tuple(grown.values()) == (count, drafted, accepted)
         for name, counter in COUNTED.items():
             shown = page.locator(f"#footer li[data-total={name}] b")
-            await expect(shown).to_have_text(f"{after[counter]:,.0f}")
+            await expect(shown).to_have_text(f"{after.sum(counter):,.0f}")
         for chart in CHARTS:
             await page.wait_for_selector(f"#{chart} :is(.fill, .line)", state="attached")
             await visit.paints(chart)

@@ -13,7 +13,7 @@ from foresay.drafters.levels import TreeDrafter
 from foresay.server.engine import parameters
 from foresay.server.engine.build import build_engine
 from foresay.server.engine.drafters.registry import drafts
-from foresay.server.engine.vocabulary import drafted_tokens, remember_tokens
+from foresay.server.engine.vocabulary import drafted_tokens
 from foresay.server.settings.config import EngineConfig
 from foresay.server.settings.resolved import BUNDLED
 from foresay.spec.errors import ConfigurationError
@@ -64,31 +64,6 @@ def test_its_tokens_can_have_other_ids_in_the_target() -> None:
     assert after(drafted, 3, 1_004) == {*range(1_088, 1_150), 1_000, 1_004}
     x = floats()[:3]
     assert torch.equal(drafted.head.wide(x), Linear(floats()).wide(x)[:, 1_149 - drafted.token_ids])
-
-
-def test_a_later_server_begins_with_what_was_said(tmp_path: Path, monkeypatch) -> None:
-    """In order of their ids, and without what only a private text said; a shorter list has the first of them, and the
-    ends of texts."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("foresay.verifier.heads.vocabulary._NEWS", 30)
-    drafted, later, shorter, other = (DraftVocabulary(Linear(floats()), count, [149]) for count in (80, 80, 30, 80))
-    remember_tokens(drafted, BUNDLED / "target", "mtp")
-    drafted.observe("a", range(80, 140), 0)
-    drafted.observe("b", [*range(140, 148), 5, 81], 0, private=True)
-    drafted.observe("c", [145], 0)
-    drafted.drop_text("c")
-    remember_tokens(later, BUNDLED / "target", "mtp")
-    assert set(later.token_ids.tolist()) - set(range(80)) == {*range(80, 140), 145, 149}
-    assert 0 in after(later, *range(20, 75)) and 145 not in later, "the last ids go first"
-    remember_tokens(shorter, BUNDLED / "target", "mtp")
-    assert {0, 5, 149} <= set(shorter.token_ids.tolist())
-    for target, name in ((tmp_path, "mtp"), (BUNDLED / "target", "eagle3")):
-        remember_tokens(other, target, name)
-        assert set(other.token_ids.tolist()) == {*range(79), 149}, "other ids, or another drafter's"
-    (file,) = (tmp_path / "foresay" / "kernels").iterdir()
-    found = file.read_bytes()
-    later.drop_text("few are new")
-    assert file.read_bytes() == found
 
 
 def test_a_text_that_says_other_things_gets_the_whole_matrix() -> None:

@@ -174,9 +174,9 @@ def test_a_kernel_is_compiled_once_for_any_number_of_rows(target) -> None:
     sampled = {"tree_partials": 2, "tree_merge": 1, "scan": 1, "decide": 1}
     laid_out = {"lay_out_rows": 1, "walk_trees": 1}
     with bound() as launches:
-        for rows in (1, 2, 3, 8, 16, 20, 33, 64):
-            for temperature in (0.0, 1.0):
-                step(target, rows, 1000 + rows, temperature)
+        for rows in (1, 2, 3, 16, 20, 33, 64):
+            step(target, rows, 1000 + rows, rows % 2)
+        step(target, 1, 1024)
     print(launches.variants)
     assert {name: launches.variants[name] for name in one_shape | sampled | laid_out} == one_shape | sampled | laid_out
 

@@ -28,7 +28,7 @@ from foresay.verifier.ops.rows import (
 )
 from foresay.verifier.ops.sample import keep_children, worth_another
 from foresay.verifier.ops.trees import accept_paths, advance, choose_tree, lay_out, report, rows_of_paths, text_ends
-from tests.combinations import pairwise
+from tests.combinations import alternating, pairwise
 from tests.kernels.compiling import CAPABILITIES, Compiled, compile_kernel, compile_launches
 
 FP32, INT32, INT64 = torch.float32, torch.int32, torch.int64
@@ -147,8 +147,7 @@ def fits(made: Compiled, registers: int) -> bool:
     return made.stack == 0 and made.registers <= registers
 
 
-@pytest.mark.parametrize("capability", CAPABILITIES)
-@pytest.mark.parametrize("name", LAUNCHES)
+@pytest.mark.parametrize(("name", "capability"), alternating([*LAUNCHES], CAPABILITIES))
 def test_no_register_spills(name, capability, tmp_path) -> None:
     call, kernels, registers = LAUNCHES[name]
     made = compile_launches(call, tmp_path, capability)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from foresay.server.catalog.formats import FORMATS, ToolFormat
 from foresay.server.text.parsers.chat_format import output
@@ -25,12 +26,36 @@ def read(
     opened: bool = False,
     parallel: bool = True,
     special: Mapping[int, str] | None = None,
+    offered: Mapping[str, Any] = OFFERED,
 ) -> list[Part]:
     """The parts of ``text``, fed in pieces that end at ``cuts``. special: tags that arrive as marker tokens."""
-    answer = ParsedAnswer(lambda index: f"id{index}", OFFERED, parallel)
-    parser = ScriptParser(answer, partial(output, FORMATS.get(family, ToolFormat()), tags, opened), special)
-    parts = [part for piece in _pieces(text, cuts) for part in _fed(parser, piece, dict(special or {}))]
-    return joined(parts + parser.flush())
+    script = partial(output, FORMATS.get(family, ToolFormat()), tags, opened)
+    return joined([part for piece in pieces(script, text, cuts, special, offered, parallel) for part in piece])
+
+
+def pieces(
+    script: Any,
+    text: str,
+    cuts: Sequence[int] = (),
+    special: Mapping[int, str] | None = None,
+    offered: Mapping[str, Any] = OFFERED,
+    parallel: bool = True,
+) -> list[list[Part]]:
+    """What each piece of the text adds, and last what its end does."""
+    answer = ParsedAnswer(lambda index: f"id{index}", dict(offered), parallel)
+    parser = ScriptParser(answer, script, special)
+    return [*(_fed(parser, piece, dict(special or {})) for piece in _pieces(text, cuts)), parser.flush()]
+
+
+#: The tags of a format on channels, which come as tokens.
+CHANNELS = dict(enumerate(FORMATS["harmony"].control))
+
+
+def marked(text: str) -> str:
+    """The text with a private character for each tag of a format on channels."""
+    for number, tag in CHANNELS.items():
+        text = text.replace(tag, chr(0xE000 + number))
+    return text
 
 
 def _pieces(text: str, cuts: Sequence[int]) -> list[str]:

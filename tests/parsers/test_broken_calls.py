@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from functools import cache
-from itertools import cycle
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -15,11 +14,11 @@ from hypothesis import strategies as st
 
 from foresay.server.catalog.formats import FORMATS
 from foresay.server.text.parsers.chat_format import messages, output
-from foresay.server.text.parsers.script import ParsedAnswer, ScriptParser
 from foresay.server.text.parts import Part, ToolCallPart, joined, part_text
+from tests.parsers import reading
 from tests.parsers.asking import TOOL, USER, ask, engine_saying
 from tests.parsers.families import family_tokenizer, written
-from tests.parsers.reading import SCHEMA, calls_of, parts_of, read, text_of
+from tests.parsers.reading import CHANNELS, SCHEMA, calls_of, marked, parts_of, read, text_of
 from tests.server.scripted import served
 
 OFFERED: dict[str, dict[str, Any]] = {
@@ -32,8 +31,6 @@ CALLS = (
 )
 _WORD = re.compile(r"w\d+|3141")
 HARMONY = "harmony"
-CHANNELS = FORMATS[HARMONY]
-_TAGS = re.compile("(" + "|".join(map(re.escape, CHANNELS.control)) + ")")
 #: Tags, and what else holds a call together.
 _MARKS = re.compile(r"<[^<>\s]*(?: name=\"\w+\")?>|\[[A-Z_]+\]|```\w*|[\[\]{}():=,\"]")
 
@@ -42,43 +39,25 @@ _MARKS = re.compile(r"<[^<>\s]*(?: name=\"\w+\")?>|\[[A-Z_]+\]|```\w*|[\[\]{}():
 def original(family: str) -> str:
     """Text, and two calls as the family's template writes them."""
     if family == HARMONY:
-        calls = [
-            CHANNELS.ways[0].call.replace("{name}", name).replace("{arguments}", json.dumps(given))
-            for name, given in CALLS
-        ]
+        way = FORMATS[HARMONY].ways[0]
+        calls = [way.call.replace("{name}", name).replace("{arguments}", json.dumps(given)) for name, given in CALLS]
         return "<|channel|>commentary<|message|>w0<|end|><|start|>assistant" + (
-            CHANNELS.ways[0].between.join(calls).replace("<|call|>", "<|end|>") + "<|call|>"
+            way.between.join(calls).replace("<|call|>", "<|end|>") + "<|call|>"
         )
     return "w0 " + written(family_tokenizer(family), *CALLS)
 
 
-def parser_of(family: str) -> ScriptParser:
-    answer = ParsedAnswer(lambda index: f"id{index}", OFFERED)
-    script = (
-        (lambda reader, to: messages("", True, reader, to))
-        if family == HARMONY
-        else (lambda reader, to: output(FORMATS[family], None, False, reader, to))
-    )
-    return ScriptParser(answer, script, dict(enumerate(CHANNELS.control)) if family == HARMONY else None)
+def pieces(family: str, text: str, cuts: Sequence[int] = ()) -> list[list[Part]]:
+    """What each piece of the text adds, and last what its end does."""
+    if family == HARMONY:
+        return reading.pieces(partial(messages, "", True), marked(text), cuts, CHANNELS, OFFERED)
+    return reading.pieces(partial(output, FORMATS[family], None, False), text, cuts, offered=OFFERED)
 
 
-def pieces(family: str, text: str, sizes: Sequence[int]) -> list[list[Part]]:
-    """What each piece of the text adds, and last what its end does. sizes: of the pieces, in turns."""
-    parser, size, came = parser_of(family), cycle(sizes), list[list[Part]]()
-    for run in _TAGS.split(text) if family == HARMONY else [text]:
-        if run in CHANNELS.control:
-            came.append(parser.marker(CHANNELS.control.index(run)))
-            continue
-        while run:
-            came.append(parser.feed(run[: (step := next(size))]))
-            run = run[step:]
-    return [*came, parser.flush()]
-
-
-def checked(family: str, text: str, sizes: Sequence[int] = (10_000,)) -> list[Part]:
+def checked(family: str, text: str) -> list[Part]:
     """The parts of ``text``: arguments are objects, and each word of the text is in one part; one in which it was cut
     off may be missing."""
-    parts = joined([part for piece in pieces(family, text, sizes) for part in piece])
+    parts = joined([part for piece in pieces(family, text) for part in piece])
     made: dict[int, str] = {}
     for part in parts:
         if isinstance(part, ToolCallPart):
@@ -116,15 +95,15 @@ def test_a_tag_that_is_missing_or_there_twice_loses_nothing(family):
 
 @pytest.mark.parametrize("family", FORMATS)
 @settings(max_examples=60)
-@given(data=st.data(), sizes=st.lists(st.integers(1, 40), min_size=1, max_size=5))
-def test_however_it_is_broken_streams_and_answers_agree(family, data, sizes):
+@given(data=st.data(), cuts=st.lists(st.integers(0, 400), max_size=30))
+def test_however_it_is_broken_streams_and_answers_agree(family, data, cuts):
     text = original(family)
     for _ in range(data.draw(st.integers(1, 3))):
         text = data.draw(st.sampled_from(list(changed(text))))
     text = text[: data.draw(st.integers(0, len(text)))]
-    parser = [part for piece in pieces(family, text, sizes) for part in piece]
-    assert joined(parser) == joined([part for piece in pieces(family, text, [10_000]) for part in piece])
-    made = calls_of(joined(parser))
+    whole, cut = (joined([part for piece in pieces(family, text, at) for part in piece]) for at in ((), cuts))
+    assert whole == cut
+    made = calls_of(cut)
     assert all(isinstance(json.loads(arguments), dict) for name, arguments in made if name)
 
 
@@ -173,7 +152,7 @@ def test_a_value_may_hold_tags(value):
 
 
 def read_coder(text: str, size: int = 10_000) -> list[Part]:
-    return joined([part for piece in pieces("qwen3_coder", text, [size]) for part in piece])
+    return joined([part for piece in pieces("qwen3_coder", text, range(0, len(text), size)) for part in piece])
 
 
 RECOVERED = [
@@ -197,11 +176,12 @@ RECOVERED = [
 def test_what_qwen_coder_leaves_out(text, parts):
     assert checked("qwen3_coder", text) == parts_of(parts)
     for cut in range(1, len(text)):
-        assert joined([part for piece in pieces("qwen3_coder", text, [cut]) for part in piece]) == parts_of(parts)
+        assert read_coder(text, cut) == parts_of(parts)
 
 
 def test_a_value_streams_up_to_what_may_end_it():
-    came = pieces("qwen3_coder", write("w1 w2 </function> w3"), [1])
+    text = write("w1 w2 </function> w3")
+    came = pieces("qwen3_coder", text, range(len(text)))
     shown = ["".join(part_text(part) for piece in came[:at] for part in piece) for at in range(len(came))]
     begins = write("").index("\n</parameter>")
     assert shown[begins + len("w1 w2")] == '{"text": "w1 w2'
@@ -261,7 +241,7 @@ def test_only_some_formats_read_it_and_it_may_follow_a_thought():
      '{"name": "wrx', '{"name": "write", "arguments": 1,', "H", " \nH"],
 )  # fmt: skip
 def test_text_is_released_as_soon_as_it_cannot_be_a_call(text):
-    *before, last, _ = pieces("hermes", text, [1])
+    *before, last, _ = pieces("hermes", text, range(len(text)))
     assert not any(before)
     assert text_of(last) == text
 

@@ -145,20 +145,22 @@ def test_where_nothing_is_strict_there_is_no_grammar():
     assert caught.value.param == "tool_choice"
 
 
+A = ".properties.a"
+
+
 @pytest.mark.parametrize(
-    ("parameters", "param"),
+    ("param", "schema"),
     [
-        ({"type": "object", "properties": {"a": {"type": "string", "pattern": "x"}}}, ".properties.a"),
-        ({"type": "object", "properties": {"a>": {"type": "string"}}}, ".properties.a>"),
-        ({"type": "object", "properties": []}, ""),
-        ({"type": "object", "properties": {"a": {}}, "required": 5}, ""),
-        ({"type": "object", "properties": {"a": {"type": "string", "enum": 5}}}, ".properties.a"),
-        ({"type": "object", "properties": {"a": {"type": "string", "const": "</parameter>"}}}, ".properties.a"),
-        ({"type": "object", "anyOf": []}, ""),
+        ("", {"properties": []}),
+        ("", {"properties": {"a": {}}, "required": 5}),
+        ("", {"anyOf": []}),
+        (".properties.a>", {"properties": {"a>": {"type": "string"}}}),
+        *((A, {"properties": {"a": {"type": "string"} | value}}) for value in (
+            {"pattern": "x"}, {"enum": 5}, {"const": "</parameter>"})),
     ],
-)
-def test_what_bare_parameters_cannot_be_held_to_is_refused(parameters, param):
-    function = Function(name="f", parameters=parameters)
+)  # fmt: skip
+def test_what_bare_parameters_cannot_be_held_to_is_refused(param, schema):
+    function = Function(name="f", parameters={"type": "object"} | schema)
     with pytest.raises(InvalidRequest) as caught:
         tool_call_grammar("qwen3_coder", Offer(listed=(function,), functions=(function,)), {})
     assert caught.value.param == f"tools[0].function.parameters{param}"

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from foresay.server.catalog.formats import FORMATS, REASONING
 from foresay.server.schemas.chat import Function
 from foresay.server.text.conversation import Offer
 from foresay.server.text.parsers.chat_format import ChatFormat
@@ -26,6 +27,7 @@ OFFER = Offer(listed=(Function(name="f"),), functions=(Function(name="f"),))
         ("qwen3_coder", "qwen3_coder", None),
         ("llama3", "llama3", None),
         ("mistral", "mistral", None),
+        ("gemma4", "gemma4", REASONING["gemma4"]),
         ("plain", "hermes", None),
     ],
 )
@@ -39,7 +41,9 @@ def test_settings_have_the_last_word():
     tokenizer = family_tokenizer("qwen3")
     assert ChatFormat.of(tokenizer, "none", "none") == ChatFormat(words=ChatFormat.of(tokenizer).words)
     assert ChatFormat.of(tokenizer, "mistral").calls == "mistral"
-    assert ChatFormat.of(family_tokenizer("plain"), "llama3", "think").thinks == THINK
+    for calls, thinks in (("llama3", "think"), ("gemma4", "gemma4")):
+        other = ChatFormat.of(family_tokenizer("plain"), calls, thinks)
+        assert (other.calls, other.thinks) == (calls, REASONING[thinks])
 
 
 def test_only_special_tokens_are_markers():
@@ -48,6 +52,7 @@ def test_only_special_tokens_are_markers():
     mistral = family_tokenizer("mistral")
     assert set(ChatFormat.of(mistral).markers.values()) == {"[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"}
     assert set(ChatFormat.of(family_tokenizer("deepseek")).markers.values()) == set(THINK)
+    assert set(ChatFormat.of(family_tokenizer("gemma4")).markers.values()) == set(FORMATS["gemma4"].control)
 
 
 def test_nothing_is_parsed_that_was_not_requested():

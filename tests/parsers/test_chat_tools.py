@@ -267,10 +267,6 @@ async def grammar_for(tokenizer, **fields):
 
 
 STRICT: dict[str, Any] = {"type": "function", "function": TOOL["function"] | {"strict": True}}
-ANSWER: dict[str, Any] = {
-    "type": "json_schema",
-    "json_schema": {"name": "a", "schema": {"type": "object", "properties": {"verdict": {}}}},
-}
 
 
 @pytest.mark.parametrize("family", ["hermes", "qwen3_coder", "llama3", "mistral"])
@@ -289,26 +285,6 @@ async def test_forced_and_strict_calls_have_a_grammar(tokenizer, fields, param):
     assert getattr(grammar, "param", None) == param
     if param is not None:
         assert "get_weather" in grammar.text
-
-
-@pytest.mark.parametrize("family", ["hermes"])
-async def test_a_format_for_the_answer_leaves_the_way_to_calls_open(tokenizer):
-    grammar = await grammar_for(tokenizer, tools=[TOOL], response_format=ANSWER)
-    assert "get_weather" in grammar.text
-    assert '"a"' in json.dumps(json.loads(grammar.text)) or "a" in grammar.text
-    forced = await grammar_for(tokenizer, tools=[TOOL], response_format=ANSWER, tool_choice="required")
-    assert forced.param == "tool_choice"
-
-
-@pytest.mark.parametrize("family", ["qwen3", "deepseek"])
-async def test_a_forced_call_comes_behind_the_reasoning(tokenizer, family):
-    grammar = await grammar_for(tokenizer, tools=[TOOL], tool_choice="required")
-    assert grammar.after == tokenizer.added_id("</think>")
-    assert grammar.opens == (tokenizer.added_id("<think>") if family == "qwen3" else None)
-    quiet = {"enable_thinking": False}
-    if family == "qwen3":
-        grammar = await grammar_for(tokenizer, tools=[TOOL], tool_choice="required", chat_template_kwargs=quiet)
-        assert (grammar.after, grammar.opens) == (None, None)
 
 
 async def test_parameters_that_are_no_schema_are_named(tokenizer):

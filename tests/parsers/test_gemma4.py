@@ -21,7 +21,7 @@ from foresay.server.text.parts import Part, ReasoningPart, TextPart, ToolCallPar
 from foresay.spec.request import Delta, Request
 from foresay.spec.sampling import SamplingParams
 from tests.parsers.asking import SCHEMA, TOOL, USER, ask, engine_saying, prompt_of
-from tests.parsers.families import TEMPLATES, family_tokenizer
+from tests.parsers.families import family_tokenizer
 from tests.parsers.reading import parts_of, read
 from tests.server.scripted import END, served
 
@@ -148,7 +148,6 @@ def test_forced_arguments_are_json_of_the_schema(tokenizer):
 
 # -- a server -----------------------------------------------------------------------------------------------------
 
-ASKED = f"{thought('We look.')}Wait.\n{CALL}"
 THINKING: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": True}}
 
 
@@ -172,25 +171,6 @@ async def test_what_the_model_reads_while_it_thinks_and_later(tokenizer):
     assert prompts[1].endswith(f"<|turn>model\n{thought('We look.')}{shown}{found}<|channel>thought\n")
     asked = "<|turn>user\nWeather?<turn|>\n<|turn>model\n"
     assert prompts[2].endswith(f"{asked}{shown}{found}It is sunny.<turn|>\n{asked}<|channel>thought\n<channel|>")
-
-
-@pytest.mark.parametrize(
-    ("path", "more", "thinks"),
-    [
-        ("/v1/messages", {"max_tokens": 99, "thinking": {"type": "enabled", "budget_tokens": 1024}}, True),
-        ("/v1/messages", {"max_tokens": 99, "thinking": {"type": "disabled"}}, False),
-        ("/api/chat", {"think": True}, True),
-        ("/api/chat", {"think": False}, False),
-    ],
-)
-async def test_thinking_is_switched(tokenizer, path, more, thinks):
-    engine = engine_saying(tokenizer, ASKED)
-    async with served(engine, tokenizer) as client:
-        assert (
-            await client.post(path, json={"model": "toy", "messages": [USER], "stream": False} | more)
-        ).status == 200
-    prompt = prompt_of(engine, tokenizer)
-    assert (("<|think|>" in prompt), prompt.endswith("<|channel>thought\n<channel|>")) == (thinks, not thinks)
 
 
 async def test_a_result_cannot_end_the_turn(tokenizer):
@@ -267,12 +247,3 @@ async def test_the_first_template_gets_results_where_it_looks_for_them():
         assert prompt_of(engine, tokenizer) == begin
         await ask(client, [*told, {"role": "assistant", "content": "Sunny."}, USER], tools=[TOOL])
     assert prompt_of(engine, tokenizer) == f"{begin}Sunny.<turn|>\n<|turn>user\nWeather?<turn|>\n<|turn>model\n"
-
-
-def test_the_template_alone_tells_and_a_flag_does():
-    known = ChatFormat.of(family_tokenizer("gemma4"))
-    assert (known.calls, known.thinks, known.generic) == ("gemma4", TAGS, False)
-    assert set(known.markers.values()) == set(FORMATS["gemma4"].control)
-    other = ChatFormat.of(family_tokenizer("plain"), "gemma4", "gemma4")
-    assert (other.calls, other.thinks) == ("gemma4", TAGS)
-    assert TEMPLATES["gemma4"] != TEMPLATES["gemma4_small"]

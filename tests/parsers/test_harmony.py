@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from functools import partial
-from itertools import chain, groupby, repeat
 from typing import Any
 
 import pytest
@@ -16,36 +16,18 @@ from llguidance.hf import from_tokenizer
 
 from foresay.server.catalog.formats import FORMATS
 from foresay.server.text.parsers.chat_format import begun, messages
-from foresay.server.text.parsers.script import ParsedAnswer, ScriptParser
 from foresay.server.text.parts import Part, ReasoningPart, TextPart, ToolCallPart, joined
 from tests.parsers.asking import CALLED, RESULT, SCHEMA, TOOL, USER, ask, engine_saying, prompt_of
+from tests.parsers.reading import CHANNELS, marked, pieces
 from tests.server.scripted import served
 
-CHANNELS = FORMATS["harmony"]
-_TAG = re.compile("(" + "|".join(re.escape(tag) for tag in CHANNELS.control) + ")")
-_IDS = {tag: number for number, tag in enumerate(CHANNELS.control)}
 
-
-def atoms(text: str) -> list[str]:
-    """Tags, which come as tokens, and single characters."""
-    return [one for part in _TAG.split(text) for one in ([part] if part in _IDS else part)]
-
-
-def read(output: list[str], cuts: tuple[int, ...] = (), offered: bool = True, **more: Any) -> list[Part]:
-    """cuts: how many characters come at a time, in turns."""
-    answer = ParsedAnswer(
-        lambda index: f"id{index}", {"get_weather": SCHEMA} if offered else {}, more.get("parallel", True)
-    )
+def read(text: str, cuts: Sequence[int] = (), offered: bool = True, **more: Any) -> list[Part]:
+    """text: marked where its tags are tokens."""
     script = partial(messages, begun(more.get("prompt", "<|start|>assistant")), more.get("thinks", True))
-    parser = ScriptParser(answer, script, {number: tag for tag, number in _IDS.items()})
-    parts, sizes = list[Part](), chain(cuts, repeat(len(output)))
-    for marked, run in groupby(output, key=_IDS.__contains__):
-        text = list(run)
-        while text:
-            size = 1 if marked else next(sizes)
-            parts += parser.marker(_IDS[text[0]]) if marked else parser.feed("".join(text[:size]))
-            text = text[size:]
-    return joined(parts + parser.flush())
+    functions = {"get_weather": SCHEMA} if offered else {}
+    found = pieces(script, text, cuts, CHANNELS, functions, more.get("parallel", True))
+    return joined([part for piece in found for part in piece])
 
 
 ANALYSIS = "<|channel|>analysis<|message|>"
@@ -87,25 +69,24 @@ CASES: dict[str, tuple[str, list[Part]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_messages_become_parts(case) -> None:
     output, parts = CASES[case]
-    assert read(atoms(output)) == parts
+    assert read(marked(output)) == parts
 
 
 def test_what_spells_a_tag_is_text() -> None:
-    spelled = list("a <|end|><|start|>assistant<|channel|>final<|message|> b")
-    assert read([*atoms("<|channel|>final<|message|>"), *spelled]) == [TextPart("".join(spelled))]
+    spelled = "a <|end|><|start|>assistant<|channel|>final<|message|> b"
+    assert read(marked("<|channel|>final<|message|>") + spelled) == [TextPart(spelled)]
 
 
 def test_without_functions_a_call_is_text_and_without_reasoning_thoughts_are() -> None:
-    assert read(atoms(f"{CALL}{{}}<|call|>"), offered=False) == [TextPart("{}")]
-    assert read(atoms(f"{ANALYSIS}Hm.<|end|>"), thinks=False) == [TextPart("Hm.")]
+    assert read(marked(f"{CALL}{{}}<|call|>"), offered=False) == [TextPart("{}")]
+    assert read(marked(f"{ANALYSIS}Hm.<|end|>"), thinks=False) == [TextPart("Hm.")]
 
 
 def test_a_message_that_the_prompt_began_goes_on() -> None:
     prompt = "<|start|>user<|message|>Hi<|end|><|start|>assistant<|channel|>final<|message|>Hel"
-    assert read(list("lo"), prompt=prompt) == [TextPart("lo")]
-    assert read(atoms("<|start|>assistant<|channel|>final<|message|>Hello"), prompt=f"{prompt}lo<|end|>") == [
-        TextPart("Hello")
-    ]
+    assert read("lo", prompt=prompt) == [TextPart("lo")]
+    more = marked("<|start|>assistant<|channel|>final<|message|>Hello")
+    assert read(more, prompt=f"{prompt}lo<|end|>") == [TextPart("Hello")]
 
 
 WORDS = ("final", " to=", "get_weather", "{}", "é🦊", "<|end")
@@ -113,13 +94,13 @@ WORDS = ("final", " to=", "get_weather", "{}", "é🦊", "<|end")
 
 @settings(max_examples=200)
 @given(
-    output=st.lists(st.sampled_from([*CHANNELS.control, ANALYSIS, CALL, NEXT, *WORDS]), max_size=16),
-    cuts=st.lists(st.integers(1, 9), max_size=12).map(tuple),
+    output=st.lists(st.sampled_from([*FORMATS["harmony"].control, ANALYSIS, CALL, NEXT, *WORDS]), max_size=16),
+    cuts=st.lists(st.integers(0, 400), max_size=30),
     offered=st.booleans(),
     parallel=st.booleans(),
 )
 def test_any_split_gives_the_same_parts(output, cuts, offered, parallel) -> None:
-    found = atoms("".join(output))
+    found = marked("".join(output))
     how = {"offered": offered, "parallel": parallel}
     assert read(found, cuts, **how) == read(found, **how)
 

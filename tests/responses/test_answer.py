@@ -107,15 +107,6 @@ def test_reasoning_text_and_calls_are_items_in_order(tokenizer):
     assert len({item.id for item in events[-1].response.output}) == 5
 
 
-@pytest.mark.parametrize("cut", range(1, 4))
-def test_the_events_say_the_same_however_the_parts_are_cut(tokenizer, cut):
-    text = "Once upon a time"
-    pieces = [[TextPart(text[at : at + cut])] for at in range(0, len(text), cut)]
-    events = played(answer_of(tokenizer), *pieces)
-    assert "".join(event.delta for event in events if event.type.endswith("text.delta")) == text
-    assert accumulated(events).output_text == text
-
-
 def test_a_text_cut_at_the_token_limit_is_incomplete(tokenizer):
     events = played(answer_of(tokenizer), [TextPart("Once")], finish="length")
     last = events[-1]

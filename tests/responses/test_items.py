@@ -153,27 +153,6 @@ def test_the_output_of_a_response_goes_on_as_items():
     assert (message["content"], message["reasoning_content"]) == ("Yes.", "Hm.")
 
 
-@pytest.mark.parametrize(
-    ("wrong", "param"),
-    [
-        ({"type": "item_reference", "id": "x"}, "input[1].id"),
-        ({"type": "image_generation_call", "id": "x"}, "input[1].type"),
-        ({"content": "x"}, "input[1].type"),
-        ({"role": "tool", "content": "x"}, "input[1].role"),
-        ({"role": "user"}, "input[1].content"),
-        ({"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}, "input[1].content[0]"),
-        ({"type": "function_call", "name": "f", "arguments": "{}"}, "input[1].call_id"),
-        ({"type": "function_call_output", "call_id": "a"}, "input[1].output"),
-        ({"type": "function_call_output", "call_id": "a", "output": "x"}, "input[1].call_id"),
-    ],
-)
-def test_errors_name_the_item(wrong, param):
-    with pytest.raises(InvalidRequest) as caught:
-        messages_of(None, (), items(USER, wrong))
-    assert caught.value.param == param
-    assert param in caught.value.message
-
-
 def test_each_option_becomes_the_one_of_chat():
     schema = {"type": "object"}
     request = chat(
@@ -204,42 +183,7 @@ def test_each_option_becomes_the_one_of_chat():
     assert form["type"] == "json_schema" and form["json_schema"]["schema"] == schema
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"background": True}, "background"),
-        ({"conversation": "conv_1"}, "conversation"),
-        ({"prompt": {"id": "p"}}, "prompt"),
-        ({"n": 2}, "n"),
-        ({"max_tokens": 5}, "max_tokens"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"prompt_logprobs": 1}, "prompt_logprobs"),
-        ({"include": ["something"]}, "include[0]"),
-        ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
-        ({"truncation": "middle"}, "truncation"),
-        ({"tools": [{"type": "function"}]}, "tools[0].name"),
-        ({"tools": [{"type": "custom"}]}, "tools[0].name"),
-        ({"tools": [{"type": "namespace", "tools": []}]}, "tools[0].name"),
-        ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "function"}]}]}, "tools[0].tools[0].name"),
-        ({"tool_choice": {"type": "mcp"}}, "tool_choice.type"),
-        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
-        ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
-        ({"best_of": 3, "use_beam_search": True}, "use_beam_search"),
-    ],
-)
-def test_what_is_not_done_is_refused_by_its_name_here(fields, param):
-    with pytest.raises(InvalidRequest) as caught:
-        chat(**fields)
-    assert caught.value.param == param
-
-
 def test_null_requests_nothing():
     fields = [field for field in ResponseRequest.__struct_fields__ if field != "input"]
     request = chat(**dict.fromkeys(fields))
     assert [message.content for message in request.messages] == ["Hi"]
-
-
-def test_nothing_to_answer_is_an_error():
-    with pytest.raises(InvalidRequest) as caught:
-        chat(input=None)
-    assert caught.value.param == "input"

@@ -138,6 +138,16 @@ class Socket(Api):
         return events
 
 
+def at(found: Any, path: str) -> Any:
+    """What is there, step by step; ``...`` if there is nothing."""
+    for step in path.split("/" if "/" in path else "."):
+        try:
+            found = found[int(step)] if isinstance(found, list) else found[step]
+        except (KeyError, IndexError, TypeError):
+            return ...
+    return found
+
+
 def error_in(chunk: dict[str, Any]) -> str | None:
     """The message of an error of any shape; None without one."""
     response = chunk.get("response")

@@ -16,7 +16,7 @@ from foresay.spec.names import PREDICTION
 from foresay.spec.request import Origin, Request
 from foresay.spec.sampling import SamplingParams
 from tests.provenance.drafting import Drafting, Json, check_counts, check_steps, ids_of, joined
-from tests.routes.apis import APIS, RAW, SOCKET, Api
+from tests.routes.apis import APIS, RAW, SOCKET, Api, at
 from tests.server.conftest import byte_level_tokenizer
 from tests.server.scripted import END, ScriptedEngine, entry, served
 
@@ -72,16 +72,6 @@ CELLS: dict[str, dict[str, Cell]] = {
     | each("messages", "", output_config={"format": FORMAT})
     | each(OLLAMA, "", format=SCHEMA),
 }  # fmt: skip
-
-
-def at(found: Any, path: str) -> Any:
-    """What is there, step by step; ``...`` if there is nothing."""
-    for step in path.split("."):
-        try:
-            found = found[int(step)] if isinstance(found, list) else found[step]
-        except (KeyError, IndexError, TypeError):
-            return ...
-    return found
 
 
 def every(chunks: Sequence[Json], path: str) -> list[Any]:

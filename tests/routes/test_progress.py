@@ -15,6 +15,7 @@ from foresay.server.engine.generation import Sink
 from foresay.server.models.service import Service
 from foresay.spec.request import Request
 from tests.server.scripted import END, STEP, ScriptedEngine, served
+from tests.telemetry.scraping import Scrape
 
 CHAT = {"messages": [{"role": "user", "content": "Tell me all of it"}]}
 #: Of each API that streams what it reads as events.
@@ -118,9 +119,7 @@ async def test_the_page_and_metrics_say_what_is_still_to_be_read(client, engine)
 
 
 async def unread(client: TestClient) -> float:
-    lines = (await (await client.get("/metrics")).text()).splitlines()
-    [line] = [line for line in lines if line.startswith("foresay:prompt_tokens_unread{")]
-    return float(line.rpartition(" ")[2])
+    return Scrape(await (await client.get("/metrics")).text()).sum("foresay:prompt_tokens_unread")
 
 
 async def test_several_prompts_are_counted_together_and_shared_ones_once(client, engine):

@@ -176,6 +176,21 @@ SPECULATION = [
     Refused("speculation", {"speculation": True}),
 ]
 
+# -- items of responses ------------------------------------------------------------------------------------------------
+
+#: One that is wrong behind one that is not, and which member of it the error names.
+ITEMS: list[tuple[str, Json]] = [
+    (".id", {"type": "item_reference", "id": "x"}),
+    (".type", {"type": "image_generation_call", "id": "x"}),
+    (".type", {"content": "x"}),
+    (".role", {"role": "tool", "content": "x"}),
+    (".content", {"role": "user"}),
+    (".content[0]", {"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}),
+    (".call_id", {"type": "function_call", "name": "f", "arguments": "{}"}),
+    (".output", {"type": "function_call_output", "call_id": "a"}),
+    (".call_id", {"type": "function_call_output", "call_id": "a", "output": "x"}),
+]
+
 # -- all of it ---------------------------------------------------------------------------------------------------------
 
 #: By path; what several paths refuse alike is above.
@@ -228,6 +243,26 @@ REFUSED: dict[str, list[Refused]] = {
         Refused("tool_choice.tools[0].name", {"tools": TOOLS, "tool_choice": {
             "type": "allowed_tools", "mode": "auto", "tools": [{"type": "web_search"}]}}),
         Refused("tools[1].tools[1].name", {"tools": [SEARCH, FILES | {"tools": [LOOK, LOOK | {"name": "what?"}]}]}),
+        *(Refused(f"input[1]{member}", {"input": [USER, item]}) for member, item in ITEMS),
+        *each("background", True),
+        *each("conversation", "conv_1"),
+        *each("prompt", {"id": "p"}),
+        *each("n", 2),
+        *each("max_tokens", 5),
+        *each("response_format", {"type": "json_object"}),
+        *each("prompt_logprobs", 1),
+        *each("input", None),
+        *each("truncation", "middle"),
+        Refused("include[0]", {"include": ["something"]}),
+        Refused("reasoning.summary", {"reasoning": {"summary": "detailed"}}),
+        *(Refused("tools[0].name", {"tools": [tool]}) for tool in (
+            {"type": "function"}, {"type": "custom"}, {"type": "namespace", "tools": []})),
+        Refused("tools[0].tools[0].name", {"tools": [
+            {"type": "namespace", "name": "n", "tools": [{"type": "function"}]}]}),
+        Refused("tool_choice.type", {"tool_choice": {"type": "mcp"}}),
+        Refused("text.format.type", {"text": {"format": {"type": "xml"}}}),
+        Refused("text.format.schema", {"text": {"format": {"type": "json_schema", "name": "n"}}}),
+        Refused("use_beam_search", {"best_of": 3, "use_beam_search": True}),
     ],
     "/v1/messages": [
         *each("max_tokens", None),

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.routes.apis import APIS
+from tests.routes.apis import APIS, at
 from tests.server.live import LiveServer
 from tests.server.saying import saying
 
@@ -31,16 +31,6 @@ async def http(url: str) -> AsyncIterator[aiohttp.ClientSession]:
 async def answer(http: aiohttp.ClientSession, path: str, body: Any = None, **options: Any) -> tuple[int, Any]:
     async with http.request("GET" if body is None else "POST", path, json=body, **options) as response:
         return response.status, await response.json(content_type=None)
-
-
-def at(found: Any, path: str) -> Any:
-    """What is there in an answer, step by step; ``...`` if there is nothing."""
-    for step in path.split("/" if "/" in path else "."):
-        try:
-            found = found[int(step)] if isinstance(found, list) else found[step]
-        except (KeyError, IndexError, TypeError):
-            return ...
-    return found
 
 
 #: A path, what is sent to it, and some of what comes back; ``any`` stands for anything there is.

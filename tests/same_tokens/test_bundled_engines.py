@@ -28,10 +28,10 @@ ENGINES: list[tuple[dict[str, Any], dict[str, str], list[str]]] = [
     ({}, {}, EVERYBODY),
     ({"draft_tree": "4,4,2,2,1", "dtype": "bfloat16"}, {"dtype": "bfloat16"}, [f"draft_model:{DRAFT}", "eagle3"]),
     ({"draft_tree": "3,2,1", "dtype": "float32"}, {"dtype": "float32"}, [f"draft_model:{DRAFT}", "ngram"]),
-    *(({"quantize": how, "draft_quantize": "int8"}, {"quantization": how},
-       ["auto", "medusa", "eagle3", *(OWN if how != "int4" else [])]) for how in ("int8", "int4", "fp8")),
-    *(({"kv_dtype": kv, "draft_kv_dtype": kv}, {"kv_dtype": kv}, ["auto", *BUNDLED_HEADS, *RANDOM])
-      for kv in ("int8", "fp8")),
+    *(({"quantize": how, "draft_quantize": "int8"}, {"quantization": how}, drafts) for how, drafts in (
+        ("int8", ["auto", "eagle3", *OWN]), ("int4", ["auto", "medusa"]), ("fp8", ["eagle3", OWN[0]]))),
+    *(({"kv_dtype": kv, "draft_kv_dtype": kv}, {"kv_dtype": kv}, drafts)
+      for kv, drafts in (("int8", ["auto", "medusa", *RANDOM]), ("fp8", ["auto", "eagle3", "dflash"]))),
 ]  # fmt: skip
 
 

@@ -56,11 +56,12 @@ def windows() -> Any:
 
 @by_rows(
     *with_pairs(["in a batch", "preempted", "back", "crowded", "forked"]),
-    *rows([Models(each, BF16, layers=3) for each in MIXTURES],
-          ["none", "suffix tree", "chain4", "8,8", "garbage", "truth"], ["crowded"]),
+    *paired(alternating([Models(each, BF16, layers=3) for each in MIXTURES],
+                        ["none", "truth", "suffix tree", "chain4", "8,8", "garbage"]), "crowded"),
     *rows([Models("glm4_moe", layers=3)], ["none", "truth"], ["back"], found=9, page_size=8, tokens=2048),
-    *rows([Models(each, layers=3) for each in RECURRENT],
-          ["none", "ngram", "suffix tree", "chain4", "8,8", "garbage", "truth"], ["crowded"], preempted=True),
+    *paired(alternating([Models(each, layers=3) for each in RECURRENT],
+                        ["none", "truth", "suffix tree", "chain4", "8,8", "garbage", "ngram"]),
+            "crowded", preempted=True),
     *rows([Models("qwen3_5", BF16, layers=3)], ["ngram", "truth"], ["crowded"], tokens=1024),
     *rows([Models(each, layers=3) for each in RECURRENT], ["none", "truth", "chain4"], ["back"],
           found=9, page_size=8, tokens=2048),

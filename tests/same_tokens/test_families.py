@@ -26,23 +26,16 @@ __all__ = ["made"]
 LOOKUPS = ("ngram", "suffix", "suffix tree")
 HYBRID = (*RECURRENT, "qwen3_5_moe", "qwen3_next", "lfm2_moe", "granite_hybrid", "granite_hybrid_moe", "nemotron_h",
           "nemotron_h_moe", "falcon_h1_norm")  # fmt: skip
-#: Of others' kinds of layers, in another order.
-KNOWN = ("olmoe", "mixtral", "granite_moe", "glm4_moe", "minimax_m2", "qwen3_5_moe", "qwen3_next", "granite_hybrid_moe",
-         "falcon_h1_norm", "deepseek_v2", "deepseek_v3")  # fmt: skip
 
 
 def every_family() -> Any:
-    """Each with six drafters, another chain, tree, copy and lookup from family to family. Of the others each has a
-    quarter, which is slow, its neighbours the other quarters, but for mixtures that differ from others in little."""
+    """Each with six drafters, another chain, tree, copy and lookup from family to family; `make soak` tries others."""
     for number, family in enumerate(FAMILIES):
         quick = {"garbage", "truth", *(kind[number % len(kind)] for kind in (CHAINS, TREES, SELF, LOOKUPS))}
-        others = [drafter for drafter in DRAFTERS if drafter not in quick]
         for drafter in DRAFTERS:
             if drafter == "staged chain7" and family in HYBRID:
                 continue
-            turn = drafter in others and (family in KNOWN or (number + others.index(drafter)) % 4)
-            mark = soak if turn else pytest.mark.slow if drafter in others else ()
-            yield pytest.param(Models(family), drafter, "short", {}, marks=mark)
+            yield pytest.param(Models(family), drafter, "short", {}, marks=() if drafter in quick else soak)
 
 
 @by_rows(

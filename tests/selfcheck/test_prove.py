@@ -236,7 +236,7 @@ def test_standard_input_is_a_file_of_prompts() -> None:
         (["--prompts"], '{"text": "x"}', 'expected {"prompt"'),
         (["--check"], None, "cannot be read"),
         (["--check"], "{}", "not a receipt of foresay prove --out"),
-        (["--max-tokens", "0", "--check"], "{}", "--max-tokens must be a whole number of at least 1"),
+        (["--max-tokens", "0", "--check"], "{}", "--max-tokens: must be a whole number of at least 1"),
     ],
 )
 def test_what_is_of_no_use_is_refused_in_a_sentence(

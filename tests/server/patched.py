@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 
@@ -16,14 +17,14 @@ import sys
 if "foresay.server.engine_process.process" in sys.orig_argv:
     from foresay.spec.engine import EngineCore
 
-    tell = EngineCore.tell
+    notify = EngineCore.notify
 
     def checking(engine):
-        tell(engine)
+        notify(engine)
         if not engine.has_work:
             engine.check()
 
-    EngineCore.tell = checking
+    EngineCore.notify = checking
 """
 
 #: While there is a file ``slow`` in its folder, a step takes 20 ms more, or as many seconds as are written there; while
@@ -55,8 +56,9 @@ if "foresay.server.engine_process.process" in sys.orig_argv:
 
 
 def patched_path(code: str, folder: Path) -> str:
-    """The PYTHONPATH of processes that run ``code`` first."""
-    (folder / "sitecustomize.py").write_text(code)
+    """The PYTHONPATH of processes that run ``code`` first, and end if it fails: Python itself would go on without."""
+    failed = "except BaseException:\n    import os, traceback\n    traceback.print_exc()\n    os._exit(70)\n"
+    (folder / "sitecustomize.py").write_text(f"try:\n{indent(code, '    ')}\n{failed}")
     return f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
 
 

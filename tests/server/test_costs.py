@@ -38,7 +38,7 @@ from tests.spec.tables import TableModel
 SECONDS = 180.0
 ROOT = Path(__file__).parents[2]
 CHOOSING = [
-    *(f"tests/server/test_{name}.py" for name in ("prediction", "live", "live_budget", "custom_drafters", "costs")),
+    *(f"tests/server/test_{name}.py" for name in ("prediction", "live", "custom_drafters", "costs")),
     *("tests/telemetry/test_names.py", "tests/dashboard/test_playground.py"),
 ]
 

@@ -72,10 +72,6 @@ async def test_a_chat_stream_obeys_the_chunk_rules(tokenizer, script, run):
     async with served(ScriptedEngine(script, run), tokenizer) as client:
         response = await post(client, "chat/completions", **ASK, stream=True)
         assert response.status == 200
-        assert response.headers["Content-Type"] == "text/event-stream; charset=utf-8"
-        assert response.headers["Cache-Control"] == "no-cache"
-        assert response.headers["X-Accel-Buffering"] == "no"
-        assert "Content-Encoding" not in response.headers
         *chunks, done = await events(response)
         whole = await (await post(client, "chat/completions", **ASK)).json()
     assert done == "[DONE]"

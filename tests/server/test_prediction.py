@@ -13,6 +13,7 @@ from foresay.server.http.app import create_app
 from foresay.server.models.service import Text
 from foresay.server.settings.config import ServeConfig
 from foresay.spec.engine import EngineCore
+from tests.combinations import pairwise
 from tests.selfcheck.inprocess import SteppedEngine, bundled
 from tests.server.scripted import END, ScriptedEngine, served
 from tests.server.staying import alone, service_of
@@ -81,9 +82,7 @@ def provenance_of(answer: Json) -> Json:
     return found
 
 
-@paths
-@pytest.mark.parametrize("temperature", [0, 1])
-@pytest.mark.parametrize("edit", ["none", "words", "wrong"])
+@pytest.mark.parametrize(("path", "temperature", "edit"), pairwise([*ASKS], [0, 1], ["none", "words", "wrong"]))
 async def test_the_text_is_the_same_and_the_counts_are_those_of_its_tokens(engine, path, temperature, edit):
     most = {"max_output_tokens" if "responses" in path else "max_tokens": 60}
     ask = ASKS[path] | {"seed": 5, "temperature": temperature, "provenance": True, "ignore_eos": True} | most

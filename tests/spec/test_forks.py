@@ -9,6 +9,7 @@ import pytest
 
 from foresay.spec.errors import InvalidRequest
 from foresay.spec.sampling import SamplingParams
+from tests.combinations import pairwise
 from tests.spec.harness import Harness
 from tests.spec.tables import Guesser, TableModel, plain
 
@@ -34,9 +35,7 @@ def _prompt_rows(harness: Harness) -> int:
     return sum(trace.prefill_rows for trace in harness.traces)
 
 
-@pytest.mark.parametrize("max_seqs", [1, 2, 5])
-@pytest.mark.parametrize("prefix", [True, False])
-@pytest.mark.parametrize("length", [1, 2, 4, 5, 8, 9, 12])
+@pytest.mark.parametrize(("length", "prefix", "max_seqs"), pairwise([1, 2, 4, 5, 8, 9, 12], [True, False], [1, 2, 5]))
 def test_the_prompt_is_computed_once(length: int, prefix: bool, max_seqs: int) -> None:
     """Lengths on both sides of a page border, choices that run at once or one after the other."""
     model = TableModel(1)

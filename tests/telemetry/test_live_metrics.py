@@ -24,10 +24,9 @@ from tests.telemetry.scraping import Scrape, Sums, scraped
 Json = dict[str, Any]
 
 ROOT = Path(__file__).resolve().parents[2]
-SECRET = "xylophone"
 EXTRA: Json = {"spec_decode_metrics": "detailed", "provenance": True, "return_token_ids": True}
 ASKS: list[Json] = [
-    {"prompt": f"Once upon a time a {SECRET}. " * 9, "max_tokens": 60, "temperature": 0},
+    {"prompt": "Once upon a time a xylophone. " * 9, "max_tokens": 60, "temperature": 0},
     {"prompt": "The little fox said", "max_tokens": 64, "temperature": 0.8, "seed": 5, "stop": ["e t", "."]},
     {"prompt": "The little fox said", "max_tokens": 24, "temperature": 1, "seed": 6, "n": 3},
     {"prompt": "Tell me", "max_tokens": 20, "structured_outputs": {"choice": ["once upon a time", "the end of it"]}},
@@ -260,10 +259,6 @@ def test_every_metric_is_in_the_scrape_as_it_is_declared(scrape: Scrape) -> None
         for name, metric in declared.items()
         if metric.vllm
     }
-
-
-def test_metrics_hold_no_text(scrape: Scrape) -> None:
-    assert SECRET not in scrape.text and "Once upon" not in scrape.text
 
 
 async def test_counters_go_on_when_the_engine_is_started_again(url: str, live: LiveServer, scrape: Scrape) -> None:

@@ -120,14 +120,11 @@ def test_a_draft_model_has_no_depth(target, prompts, tmp_path, capsys) -> None:
 @pytest.mark.parametrize(
     ("flags", "printed"),
     [
-        (
-            "--samples 1",
-            "--samples must be a whole number of at least 2, one of them to be held out",
-        ),
-        ("--width 12", "--width must be a multiple of 8, got '12'"),
-        ("--steps 0", "--steps must be a whole number of at least 1, got '0'"),
-        ("--seed -1", "--seed must be"),
-        ("--temperatures 1,x", "--temperatures must be temperatures from 0 to 2"),
+        ("--samples 1", "--samples: must be a whole number of at least 2, one of them to be held out"),
+        ("--width 12", "--width: must be a multiple of 8, got '12'"),
+        ("--steps 0", "--steps: must be a whole number of at least 1, got '0'"),
+        ("--seed -1", "--seed: must be"),
+        ("--temperatures 1,x", "--temperatures: must be temperatures from 0 to 2"),
     ],
 )
 def test_a_wrong_flag_is_named(tmp_path, capsys, flags, printed) -> None:

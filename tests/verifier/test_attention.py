@@ -68,13 +68,14 @@ def same(left: Tensor, right: Tensor) -> bool:
 
 @everywhere
 def test_it_is_what_the_reference_says(processor, shape, stored, options) -> None:
-    """Of trees, of chunks, and of both in a pass. NaN stands wherever no row may read."""
+    """Of chunks, and of trees and chunks in a pass: a tree's rows have the bits of chunks (below). NaN stands wherever
+    no row may read."""
     made = bench(shape)
     sequences = [made.sequence(*size) for size in SIZES]
-    trees, chunks, both = (made.lay_out(sequences, padding=3, chain=chain) for chain in (False, True, False))
+    chunks, both = (made.lay_out(sequences, padding=3, chain=chain) for chain in (True, False))
     both[3].is_prefill = torch.tensor([0, 1, 0, 1, 0, 1, 0], dtype=torch.int32)
     close = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 3e-2 if stored else 1.6e-2}[shape[-1]]
-    for laid_out in (trees, chunks, both):
+    for laid_out in (chunks, both):
         result = attended(laid_out, stored, **options)
         with references():
             wanted = attended(laid_out, stored, **options)

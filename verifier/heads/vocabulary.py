@@ -5,7 +5,6 @@ never drafted. Which rows are kept follows what is said::
 
     at first     the first ids (tokenizers number byte pairs by how often they occur) and the ends of texts
     then         each committed token, of prompts too, replaces the least recently used one
-    later        a server begins with the tokens of the one before
     a text       of which too many tokens were missing lately is drafted with the whole matrix
 
 The rows are copied in packed form, so a kept token has the bits that it has in the whole matrix. FR-Spec
@@ -16,7 +15,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,8 +27,6 @@ from foresay.verifier.ops.kernels.blocked import BlockedWeight
 
 #: The share of a text's tokens that may be missing, and over how many tokens it is a moving average.
 MOST_MISSING, WINDOW = 1 / 64, 128
-#: After so many new tokens they are kept for later servers.
-_NEWS = 256
 
 
 @dataclass(slots=True)
@@ -62,14 +59,6 @@ class DraftVocabulary:
         order = (*reversed(range(count - len(late))), *range(count - len(late), count))
         self._rows = OrderedDict((int(self.token_ids[row]), row) for row in order)
         self._texts: dict[str, _Text] = {}
-        self._private, self._news, self._ends = set[int](), 0, self.token_ids[count - len(late) :].tolist()
-        self._kept: Callable[[list[int]], None] | None = None
-
-    def restore(self, tokens: Iterable[int], keep: Callable[[list[int]], None]) -> None:
-        """Begin with the tokens of an earlier server, in order of their ids. keep: is called with the current ones, in
-        this order and without those of private texts, when a text ends and many are new."""
-        self._keep([*reversed([*tokens][: len(self._rows) - len(self._ends)]), *self._ends])
-        self._kept, self._news = keep, 0
 
     @staticmethod
     def supports(whole: Linear) -> bool:
@@ -92,26 +81,17 @@ class DraftVocabulary:
         found = self._texts.get(text)
         return not self.adaptive or found is None or found.missing <= MOST_MISSING
 
-    def observe(self, text: str, tokens: Sequence[int], prompt: int, private: bool = False) -> None:
-        """All tokens of a text so far; the first ``prompt`` ones were not the target's choice. private: whether nothing
-        of it may be written to disk."""
+    def observe(self, text: str, tokens: Sequence[int], prompt: int) -> None:
+        """All tokens of a text so far; the first ``prompt`` ones were not the target's choice."""
         known = self._texts.setdefault(text, _Text())
         for token in tokens[max(known.seen, prompt) :]:
             known.missing += ((token not in self._rows) - known.missing) / WINDOW
         fresh, known.seen = tokens[known.seen :], len(tokens)
-        if private:
-            self._private.update(set(fresh).difference(self._rows))
-        else:
-            self._private.difference_update(fresh)
-        self._news += self._keep(list(dict.fromkeys(reversed(fresh)))[: len(self._rows)][::-1])
+        self._keep(list(dict.fromkeys(reversed(fresh)))[: len(self._rows)][::-1])
 
     def drop_text(self, text: str) -> None:
         """Forget a text."""
         self._texts.pop(text, None)
-        self._private.intersection_update(self._rows)
-        if self._kept is not None and self._news >= _NEWS:
-            self._kept(sorted(set(self._rows) - self._private))
-            self._news = 0
 
     def _row(self, token: int) -> int | None:
         """A token's row of the whole matrix; None if it has none."""
@@ -119,8 +99,8 @@ class DraftVocabulary:
             return token if 0 <= token < self._whole.outer else None
         return self._of.get(token)
 
-    def _keep(self, tokens: Iterable[int]) -> int:
-        """Each token once, the last one last; returns how many are new."""
+    def _keep(self, tokens: Iterable[int]) -> None:
+        """Each token once, the last one last."""
         replaced: dict[int, int] = {}
         for token in tokens:
             if token not in self._rows:
@@ -131,4 +111,3 @@ class DraftVocabulary:
             self._rows.move_to_end(token)
         if replaced:
             self._packed.replace(torch.tensor([*replaced]), self._whole, torch.tensor([*replaced.values()]))
-        return len(replaced)

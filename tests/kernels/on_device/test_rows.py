@@ -107,6 +107,7 @@ def test_rows_are_quantised_on_the_way(heads, stored, dtype, device) -> None:
 PRODUCTS = (640, 64, 2, 1, 16) if INTERPRETED else (4096, 4096, 32, 8, 128)
 
 
+@pytest.mark.parametrize("dtype", DTYPES[: 1 if INTERPRETED else None], ids=str)
 def test_a_row_is_normed_and_rotated_alike_in_a_prompt_of_any_length(dtype, device, monkeypatch) -> None:
     """From some number of rows on one program adds up the segments that readers add up below."""
     if INTERPRETED:
