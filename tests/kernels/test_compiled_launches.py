@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from foresay.kvpaging.states import NODES, LayerStates
+from foresay.verifier.ops import records
 from foresay.verifier.ops.kernels import rows, trees
 from foresay.verifier.ops.kernels.recurrence import replay_paths
 from foresay.verifier.ops.launch import row_of, warps
@@ -25,7 +26,7 @@ from foresay.verifier.ops.rows import (
     put_rows,
     take_both,
 )
-from foresay.verifier.ops.sample import worth_another
+from foresay.verifier.ops.sample import keep_children, worth_another
 from foresay.verifier.ops.trees import accept_paths, advance, choose_tree, lay_out, report, rows_of_paths, text_ends
 from tests.combinations import alternating, pairwise
 from tests.kernels.compiling import CAPABILITIES, Compiled, compile_kernel, compile_launches
@@ -68,6 +69,9 @@ def chosen() -> None:
     columns, scores, fixed = of(2, 238, dtype=INT64), of(2, 238, dtype=FP32), of(238, dtype=INT64)
     choose_tree.launch((counts, columns, columns, scores, fixed, fixed), counts, of(2, 32, dtype=FP32), counts)
     worth_another.launch(of(2, 4, dtype=FP32), of(2, 6, dtype=FP32))
+    above = records.Above(of(2, 4, dtype=FP32), of(2, 4, dtype=INT64), of(4, dtype=INT64))
+    pieces = records.Pieces(of(32, dtype=FP32), scores, scores, 28, -1000.0)
+    keep_children.launch(of(2, 4, 8, dtype=INT64), of(2, 4, 8, dtype=FP32), above, of(32, dtype=INT64), pieces)
 
 
 def texts() -> None:
@@ -126,7 +130,7 @@ LAUNCHES: dict[str, tuple[Callable[[], object], str, int]] = {
         for layers, width, segments in ((35, 256, 1), (35, 256, 3), (3, 24, 1), (3, 24, 3))
     },
     "accept": (accepted, "walk_trees report_rows", 64),
-    "trees": (chosen, "choose_nodes weigh_level", 128),
+    "trees": (chosen, "choose_nodes rank_children weigh_level", 128),
     "texts": (texts, "lay_out_rows advance_rows end_rows path_rows", 64),
     **{
         f"{name}, trees {with_trees}": (partial(remembered, shape, with_trees), REMEMBERED, 128)

@@ -1,4 +1,4 @@
-"""What a level of trees keeps: compiled kernels against the references, and what is reported of them."""
+"""What a level of trees keeps, and where its nodes are: compiled kernels, and the references."""
 
 from __future__ import annotations
 
@@ -10,54 +10,12 @@ import torch
 
 from foresay.spec.price import Bar
 from foresay.verifier.ops.eager import references
-from foresay.verifier.ops.records import Above, Kept, Pieces
+from foresay.verifier.ops.records import Pieces
 from foresay.verifier.ops.sample import keep_children, worth_another
 from foresay.verifier.ops.trees import known_tokens, positions_below
+from tests.kernels.tree_cases import KNOTS, a_level, curves
 
 pytestmark = pytest.mark.usefixtures("any_processor")
-KNOTS = torch.cat((torch.linspace(-20, -0.1, 27), torch.full((5,), math.inf)))
-
-
-def a_level(
-    seed: int, sequences: int, front: int, looked: int, alike: bool
-) -> tuple[torch.Tensor, torch.Tensor, Above]:
-    """Children with ties and gaps below nodes of which some are dead."""
-    of = torch.Generator().manual_seed(seed)
-    rows = 1 if alike else front
-    children = torch.randint(0, 1000, (sequences, rows, looked), generator=of)
-    chances = (-4 * torch.rand(sequences, rows, looked, generator=of)).round(decimals=1)
-    chances = chances.sort(dim=2, descending=True).values
-    chances[torch.rand(chances.shape, generator=of) < 0.1] = -math.inf
-    scores = (-3 * torch.rand(sequences, front, generator=of)).round(decimals=1)
-    scores[:, front // 2] = -math.inf if front > 1 else 0.0
-    words = torch.randint(1, 1 << 40, (sequences, front), generator=of)
-    return children, chances, Above(scores, words, torch.randperm(90, generator=of)[:front])
-
-
-def curves(seed: int, sequences: int) -> Pieces:
-    of = torch.Generator().manual_seed(seed)
-    slopes, shifts = torch.rand(2, sequences, 4 * 28, generator=of)
-    return Pieces(KNOTS, slopes.contiguous(), (-shifts).contiguous(), 28, -1000.0)
-
-
-def assert_same(found: Kept, wanted: Kept) -> None:
-    for name, ours, theirs in zip(Kept._fields, found, wanted, strict=True):
-        assert ours.is_contiguous() and torch.equal(ours, theirs.contiguous()), name
-
-
-@pytest.mark.parametrize("alike", [False, True])
-@pytest.mark.parametrize(
-    ("sequences", "front", "looked", "kept"), [(1, 1, 4, 4), (2, 5, 8, 12), (3, 31, 31, 31), (1, 2, 63, 63)]
-)
-def test_the_best_are_kept(sequences: int, front: int, looked: int, kept: int, alike: bool) -> None:
-    for seed in range(8):
-        children, chances, above = a_level(seed, sequences, front, looked, alike)
-        marks = torch.arange(kept) << 41
-        by = curves(seed, sequences)
-        with references():
-            wanted = keep_children(children, chances, above, marks, by)
-        assert_same(keep_children(children, chances, above, marks, by), wanted)
-        assert bool((wanted.scores.diff(dim=1).nan_to_num(-1.0) <= 0).all())
 
 
 def test_no_child_is_likelier_than_its_parent() -> None:

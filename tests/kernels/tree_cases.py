@@ -18,9 +18,9 @@ from foresay.spec.sample import BROKEN
 from foresay.spec.tree import MAX_NODES, DraftTree
 from foresay.verifier.forward_batch import signed
 from foresay.verifier.ops.eager import references
-from foresay.verifier.ops.records import NO_NODE, AcceptedPaths
+from foresay.verifier.ops.records import NO_NODE, Above, AcceptedPaths, Kept, Pieces
 from foresay.verifier.ops.rows import join_columns, put_rows
-from foresay.verifier.ops.sample import worth_another
+from foresay.verifier.ops.sample import keep_children, worth_another
 from foresay.verifier.ops.trees import (
     ChosenTree,
     accept_paths,
@@ -104,6 +104,29 @@ def candidates(seed: int, count: int, nodes: int) -> tuple[tuple[Tensor, ...], l
     return (torch.arange(3) + 7, *columns, *of_each), [torch.tensor(levels), prices, torch.tensor(limits)]
 
 
+KNOTS = torch.cat((torch.linspace(-20, -0.1, 27), torch.full((5,), math.inf)))
+
+
+def a_level(seed: int, sequences: int, front: int, looked: int, alike: bool) -> tuple[Tensor, Tensor, Above]:
+    """Children with ties and gaps below nodes of which some are dead."""
+    of = torch.Generator().manual_seed(seed)
+    rows = 1 if alike else front
+    children = torch.randint(0, 1000, (sequences, rows, looked), generator=of)
+    chances = (-4 * torch.rand(sequences, rows, looked, generator=of)).round(decimals=1)
+    chances = chances.sort(dim=2, descending=True).values
+    chances[torch.rand(chances.shape, generator=of) < 0.1] = -math.inf
+    scores = (-3 * torch.rand(sequences, front, generator=of)).round(decimals=1)
+    scores[:, front // 2] = -math.inf if front > 1 else 0.0
+    words = torch.randint(1, 1 << 40, (sequences, front), generator=of)
+    return children, chances, Above(scores, words, torch.randperm(90, generator=of)[:front])
+
+
+def curves(seed: int, sequences: int) -> Pieces:
+    of = torch.Generator().manual_seed(seed)
+    slopes, shifts = torch.rand(2, sequences, 4 * 28, generator=of)
+    return Pieces(KNOTS, slopes.contiguous(), (-shifts).contiguous(), 28, -1000.0)
+
+
 class TreeCases:
     """To be run with fixtures ``at`` and ``device``."""
 
@@ -174,6 +197,20 @@ class TreeCases:
                 expanded = [rows[each - 1] if depths[each - 1] < levels else -1 for each in kept[1:]]
                 assert found.rows == [0, *expanded] and found.scores == [0.0, *(scores[each - 1] for each in kept[1:])]
                 assert not made.parents[tree, size:].any() and not made.tokens[tree, size:].any(), "below the root"
+
+    @pytest.mark.parametrize("sizes", [(1, 1, 4, 4), (2, 5, 8, 12), (3, 31, 31, 31), (1, 2, 63, 63)])
+    def test_the_best_children_are_kept(self, sizes: tuple[int, int, int, int], at: At, device: torch.device) -> None:
+        for seed in range(8):
+            children, chances, above = a_level(seed, *sizes[:3], seed % 2 > 0)
+            marks, by = torch.arange(sizes[3]) << 41, curves(seed, sizes[0])
+            knots, slopes, shifts, *own = (each.to(device) for each in (*by[:3], children, chances))
+            there = Above(*(each.to(device) for each in above)), marks.to(device)
+            found = at(keep_children)(*own, *there, Pieces(knots, slopes, shifts, by.pieces, by.least))
+            with references():
+                wanted = keep_children(children, chances, above, marks, by)
+            for name, ours, theirs in zip(Kept._fields, found, wanted, strict=True):
+                assert ours.is_contiguous() and torch.equal(ours.cpu(), theirs), name
+            assert bool((wanted.scores.diff(dim=1).nan_to_num(-1.0) <= 0).all())
 
     def test_a_level_goes_on_where_it_is_worth_it(self, at: At, device: torch.device) -> None:
         scores, bars = -3 * torch.rand(6, 9), torch.rand(6, 5) * torch.tensor([0.9, 0.4, 0.2, 0.3, 1.8])

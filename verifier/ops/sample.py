@@ -22,7 +22,7 @@ from foresay.spec import adjust
 from foresay.spec.sample import BROKEN, gumbel_row, keep_top_k, keep_top_p_min_p, sample
 from foresay.spec.sampling import SamplingParams
 from foresay.verifier.ops.eager import compiled, op
-from foresay.verifier.ops.launch import empty, launch
+from foresay.verifier.ops.launch import empty, launch, padded
 from foresay.verifier.ops.records import MOST_CHILDREN, Above, Kept, Pieces, RowSampling
 
 
@@ -136,7 +136,7 @@ def keep_allowed(logits: Tensor, allowed: Tensor) -> None:
     kernels.keep_allowed(logits, allowed.contiguous())  # a grammar's masks may be one repeated row
 
 
-@op(cpu="topk")
+@op()
 def keep_children(children: Tensor, chances: Tensor, above: Above, marks: Tensor, curves: Pieces) -> Kept:
     """The likeliest of all children, best first, ties to the first.
 
@@ -152,6 +152,23 @@ def keep_children(children: Tensor, chances: Tensor, above: Above, marks: Tensor
     indices = best // looked
     tokens = children.expand(-1, front, -1).flatten(1).gather(1, best)
     return Kept(tokens, indices, above.numbers[indices], kept.contiguous(), above.words.gather(1, indices) | marks)
+
+
+@keep_children.kernel
+def _keep_children(children: Tensor, chances: Tensor, above: Above, marks: Tensor, curves: Pieces) -> Kept:
+    (sequences, rows, looked), (front, count) = children.shape, (above.scores.shape[1], len(marks))
+    assert front <= MOST_CHILDREN and looked <= MOST_CHILDREN, "a tree has no more nodes"
+    tokens, indices, parents, words = (empty((sequences, count), children) for _ in range(4))
+    kept, room = Kept(tokens, indices, parents, empty((sequences, count), chances), words), front * looked
+    launch(
+        "trees.rank_children", (sequences,),
+        (children, chances, *above, marks, *curves[:3], *kept, empty((sequences, room), chances),
+         rows, front, looked, count),
+        {"LEAST": curves.least, "GROUPS": curves.slopes.shape[1] // curves.pieces, "PIECES": curves.pieces,
+         "KNOTS": len(curves.knots), "EACH": padded(looked), "BLOCK": padded(room)},
+        rows=True, num_warps=1 if room <= 512 else 4, enable_fp_fusion=False,
+    )  # fmt: skip
+    return kept
 
 
 def _on_curves(chances: Tensor, curves: Pieces) -> Tensor:

@@ -174,6 +174,42 @@ def known_rows(tokens, read, out, last, rows, TRANSLATED: tl.constexpr, ROWS: tl
     tl.store(out + row, token, inside)
 
 
+@triton.jit(do_not_specialize=["rows", "front", "looked", "count"])
+def rank_children(children, chances, scores, words, numbers, marks, knots, slopes, shifts, kept_tokens, indices,
+                  parents, kept_scores, kept_words, room, rows, front, looked, count, LEAST: tl.constexpr,
+                  GROUPS: tl.constexpr, PIECES: tl.constexpr, KNOTS: tl.constexpr, EACH: tl.constexpr,
+                  BLOCK: tl.constexpr, USE_GDC: tl.constexpr):  # fmt: skip
+    """Grid (S,): a level of one tree. The scores of all children are written, then the best are listed one by one."""
+    gdc_wait(USE_GDC)
+    tree, rank, index, knot = tl.program_id(0), tl.arange(0, EACH), tl.arange(0, BLOCK), tl.arange(0, KNOTS)
+    own, inside = room + tree * front * looked, index < front * looked
+    tl.store(own + index, tl.full((BLOCK,), float("-inf"), tl.float32), inside)
+    tl.debug_barrier()
+    for node in tl.range(front):
+        row = (tree * rows + tl.where(rows > 1, node, 0)) * looked
+        chance = kept(tl.load(chances + row + rank, rank < looked, float("-inf")))
+        sound, live = tl.maximum(chance, LEAST), (rank < looked) & (chance > float("-inf"))
+        piece = tl.sum((tl.load(knots + knot)[None, :] < sound[:, None]).to(tl.int32), axis=1)
+        at = (tree * GROUPS + tl.minimum(rank, GROUPS - 1)) * PIECES + piece
+        hit = tl.minimum(tl.load(slopes + at, live, 0.0) * sound + tl.load(shifts + at, live, 0.0), 0.0)
+        tl.store(own + node * looked + rank, hit + tl.load(scores + tree * front + node), live)
+    tl.debug_barrier()
+    score = tl.load(own + index, inside, float("-inf"))
+    entries = kept(tl.where(score > float("-inf"), entry_of(score, index.to(tl.int32)), NOTHING))
+    for turn in tl.range(count):
+        largest = tl.max(entries, axis=0)
+        entries = updated(entries, tl.where(entries == largest, NOTHING, entries))
+        value, at = parts_of(largest)
+        at, to = tl.where(value > float("-inf"), at, 0), tree * count + turn
+        node = at // looked
+        row = (tree * rows + tl.where(rows > 1, node, 0)) * looked
+        tl.store(kept_tokens + to, tl.load(children + row + at % looked))
+        tl.store(indices + to, node.to(tl.int64))
+        tl.store(parents + to, tl.load(numbers + node))
+        tl.store(kept_scores + to, value)
+        tl.store(kept_words + to, tl.load(words + tree * front + node) | tl.load(marks + turn))
+
+
 @triton.jit(do_not_specialize=["width"])
 def weigh_level(front, bars, out, width, SHARES: tl.constexpr, WORD: tl.constexpr, USE_GDC: tl.constexpr):
     """Grid (S,): whether the children of one tree's nodes are worth their level."""

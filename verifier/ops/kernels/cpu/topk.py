@@ -1,5 +1,5 @@
 """Kernels of :mod:`foresay.verifier.ops.sample` and their parts: masks, noise, and sorted lists of a row's largest
-values; and which children of a level are kept, small enough for one thread per sequence.
+values.
 
 Gumbel noise is computed where it is needed: the integers of :mod:`foresay.spec.sample` bit for bit, its logarithms to
 an ulp or two. A token's noise is a function of (seed, position, token id), whichever lane computes it.
@@ -7,16 +7,14 @@ an ulp or two. A token's noise is a function of (seed, position, token id), whic
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from foresay.spec.sample import hashed
 from foresay.spec.sampling import mix64
-from foresay.verifier.ops.kernels.cpu import launch
 from foresay.verifier.ops.kernels.cpu.asm import Kernel
 from foresay.verifier.ops.kernels.cpu.launch import Compiled
 from foresay.verifier.ops.kernels.cpu.values import F32, I1, I16, I32, I64, LANES, Value, vector
-from foresay.verifier.ops.records import MOST_CHILDREN, Above, Kept, Pieces
+from foresay.verifier.ops.records import MOST_CHILDREN
 
 #: Vectors of entries: for as many children as a node may have, and one to detect whether there are more.
 _VECTORS = MOST_CHILDREN // LANES + 1
@@ -194,99 +192,3 @@ class PositionNoise:
         k = self._k
         power = k.bits(uniform, k.like(uniform, I32)) >> 23
         return k.as_float(power * -1 + 127) * 0.6931472 + 0.0001
-
-
-_LOWEST = float("-inf")
-#: Knots of curves, including infinite ones.
-_KNOTS = 2 * LANES
-
-
-def keep_children(children: Tensor, chances: Tensor, above: Above, marks: Tensor, curves: Pieces) -> Kept:
-    """As :func:`foresay.verifier.ops.sample.keep_children`."""
-    (sequences, rows, looked), (front, count) = children.shape, (above.scores.shape[1], len(marks))
-    assert front <= MOST_CHILDREN and looked <= MOST_CHILDREN, "a tree has no more nodes"
-    kept = Kept(*(launch.arena((sequences, count), of) for of in (torch.int64,) * 3 + (torch.float32, torch.int64)))
-    knots, slopes, shifts, pieces, least = curves
-    _keeping_children(slopes.shape[1] // pieces, pieces, least)(
-        children, chances, *above, marks, knots, slopes, shifts, *kept,
-        sequences, rows, front, looked, count,
-    )  # fmt: skip
-    return kept
-
-
-@Compiled
-def _keeping_children(groups: int, pieces: int, least: float) -> Kernel:
-    return _Keeper(Kernel("keep_children"), (groups, pieces, least)).write()
-
-
-class _Keeper:
-    """Arguments: the op's arguments, its results, and the numbers S, R, F, k, W."""
-
-    def __init__(self, k: Kernel, curves: tuple[int, int, float]) -> None:
-        self.k, self.curves = k, curves
-        self.children, self.chances, self.scores, self.words, self.numbers, self.marks = (
-            k.pointer(index) for index in range(6)
-        )
-        self.knots, self.slopes, self.shifts = (k.pointer(index) for index in range(6, 9))
-        self.out = Kept(*(k.pointer(index) for index in range(9, 14)))  # type: ignore[arg-type]
-        self.sequences, self.rows, self.front, self.looked, self.count = (k.number(index) for index in range(14, 19))
-        self.room = k.array(F32, MOST_CHILDREN * MOST_CHILDREN + LANES)
-
-    def write(self) -> Kernel:
-        k = self.k
-        largest = Largest(k, k.array(F32, ROOM), k.array(I32, ROOM))
-        with k.share(self.sequences) as sequence:
-            self._score(sequence)
-            self._rank(largest)
-            with k.loop(0, self.count) as rank:
-                self._keep(sequence, rank, largest)
-        return k
-
-    def _row(self, sequence: Value, node: Value) -> Value:
-        """The offset of a node's children; they are the same for all nodes if there is one row."""
-        own = self.k.select(self.rows > 1, node, 0)
-        return (sequence * self.rows + own) * self.looked
-
-    def _score(self, sequence: Value) -> None:
-        """Write the scores of all children."""
-        k = self.k
-        with k.loop(0, self.front) as node:
-            above, row = k.load(self.scores, F32, sequence * self.front + node), self._row(sequence, node)
-            with k.loop(0, self.looked) as rank:
-                chance = k.load(self.chances, F32, row + rank)
-                hit = self._hit(sequence, rank, chance)
-                k.store(k.select(hit < 0.0, hit, 0.0) + above, self.room, node * self.looked + rank)
-        k.store(k.constant(_LOWEST, vector(F32)), self.room, self.front * self.looked)
-
-    def _hit(self, sequence: Value, rank: Value, chance: Value) -> Value:
-        k, (groups, pieces, least) = self.k, self.curves
-        sound = k.select(chance > least, chance, least)
-        below = k.constant(0)
-        for at in range(0, _KNOTS, LANES):
-            lower = k.load(self.knots, vector(F32), at) < sound
-            below = below + k.call("llvm.ctpop.i64", I64, k.integer(k.bits(lower, I16), I64) & 0xFFFF)
-        group = k.select(rank < groups - 1, rank, groups - 1)
-        index = (sequence * groups + group) * pieces + below
-        made = k.load(self.slopes, F32, index) * sound + k.load(self.shifts, F32, index)
-        return k.select(chance > _LOWEST, made, _LOWEST)
-
-    def _rank(self, largest: Largest) -> None:
-        k, first = self.k, self.k.constant(0)
-        largest.clear(first)
-        largest.turn_to(first, self.count)
-        with k.loop(0, self.front * self.looked, LANES) as at:
-            scores = k.load(self.room, vector(F32), at)
-            with k.when(largest.may_hold(scores)):
-                largest.offer(scores, k.spread(k.integer(at, I32)) + k.lane_numbers(range(LANES)))
-
-    def _keep(self, sequence: Value, rank: Value, largest: Largest) -> None:
-        """Write one of the kept."""
-        k, at = self.k, sequence * self.count + rank
-        index = k.integer(k.load(largest.columns, I32, rank), I64)
-        node, child = index // self.looked, index % self.looked
-        score = k.load(largest.values, F32, rank)
-        word = k.load(self.words, I64, sequence * self.front + node) | k.load(self.marks, I64, rank)
-        token = k.load(self.children, I64, self._row(sequence, node) + child)
-        found = Kept(token, node, k.load(self.numbers, I64, node), score, word)  # type: ignore[arg-type]
-        for value, out in zip(found, self.out, strict=True):
-            k.store(value, out, at)  # type: ignore[arg-type]
