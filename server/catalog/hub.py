@@ -225,7 +225,8 @@ def _snapshot(repository: str, patterns: Sequence[str]) -> Path:
     except HFValidationError as error:
         raise NoSuchModel("is neither a directory nor a hub repository (OWNER/NAME)") from error
     except Exception as error:  # the hub's client raises its own, its HTTP library's and the system's errors
-        raise NoSuchModel(f"is not a directory here, and {_reason(repository, error)}") from error
+        listed = "" if "/" in repository else ", nor a name that foresay models or --help lists"
+        raise NoSuchModel(f"is not a directory here{listed}, and {_reason(repository, error)}") from error
 
 
 def _reason(repository: str, error: Exception) -> str:
@@ -236,9 +237,7 @@ def _reason(repository: str, error: Exception) -> str:
     # From the most specific to the most general: a gated repository is also one not found.
     match error:
         case errors.GatedRepoError():
-            return (
-                f"the hub repository is gated: accept its terms at {address}, then log in (hf auth login, or HF_TOKEN)"
-            )
+            return f"the repository is gated: accept its terms at {address}, then log in (hf auth login, or HF_TOKEN)"
         case errors.RepositoryNotFoundError():
             return f"the hub has no such repository ({address}), or it is private: check the name or log in"
         case errors.LocalEntryNotFoundError() if constants.HF_HUB_OFFLINE:

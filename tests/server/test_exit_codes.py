@@ -137,12 +137,12 @@ def test_serve_distinguishes_settings_that_do_not_fit_from_a_model_that_is_broke
 
 def test_a_hub_that_cannot_be_reached_is_1_and_names_what_needs_it(tmp_path: Path) -> None:
     away = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "NO_PROXY": "*"}
-    for words, flag in ((["owner/model"], "TARGET owner/model"), (["--draft", "owner/draft"], "--draft owner/draft")):
+    listed = ", nor a name that foresay models or --help lists"
+    for words, flag, more in ((["owner/m"], "TARGET owner/m", ""), (["--draft", "sufix"], "--draft sufix", listed)):
         done = foresay("serve", *words, "--port", "0", **away)
         assert done.returncode == 1
-        assert f"{flag} is not a directory here, and the hub at http://127.0.0.1:9 cannot be reached" in said(
-            done.stderr, "serve"
-        )
+        here = f"{flag} is not a directory here{more}"
+        assert f"{here}, and the hub at http://127.0.0.1:9 cannot be reached" in said(done.stderr, "serve")
 
 
 #: Presses Ctrl-C when the module of this name is looked for.
