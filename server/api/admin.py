@@ -55,7 +55,7 @@ async def reloaded(http: web.Request, body: ReloadRequest) -> web.StreamResponse
 
 
 async def _reload(models: Models, entry: Model, settings: Mapping[str, Any]) -> Resumed:
-    """Reload with these settings. Raises :class:`InvalidRequest` naming a wrong one; then the earlier ones hold."""
+    """Reload with these settings. Raises :class:`InvalidRequest`, which names a wrong one; the earlier ones hold."""
     try:
         return await _changed(models, entry, settings)
     except (ApiError, InvalidRequest):

@@ -181,7 +181,8 @@ def table(report: dict[str, Any], config: BenchConfig) -> list[str]:
     if report["off"].tokens_per_second is None:
         return [*lines, ways[0].cannot_tell]
     rows = [("", "tokens/s", "lowest to highest", "tokens per step", "times as fast")]
-    rows += [(way.draft, *_cells(way.on), _times(way)) for way in ways]
+    names = [way.draft if way.draft == way.drafter else f"{way.draft} ({way.drafter})" for way in ways]
+    rows += [(name, *_cells(way.on), _times(way)) for name, way in zip(names, ways, strict=True)]
     rows.append((NONE, *_cells(report["off"]), "1.00"))
     return [*lines, *aligned(rows, right=range(1, len(rows[0]))), *_choice(report, config)]
 

@@ -21,7 +21,7 @@ from argparse import ArgumentParser, Namespace
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from http.client import HTTPException
+from http.client import HTTPException, IncompleteRead
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -84,7 +84,7 @@ def _server(config: ServeConfig, arguments: Namespace, agent: Agent) -> Iterator
     url = arguments.url or config.base_url(config.port)
     url = (url if "://" in url else f"http://{url}").rstrip("/")
     _port(url)  # refuses what is none
-    health = _health(url)
+    health = _health(url, patient=False)
     if health is not None:
         _check_same(health, url, arguments)
         _wait(url)
@@ -211,8 +211,9 @@ def _check_same(health: dict[str, Any], url: str, arguments: Namespace) -> None:
         )
 
 
-def _health(url: str) -> dict[str, Any] | None:
-    """The server's health report; None if none comes in time. Raises ForesayError for anything but a Foresay server."""
+def _health(url: str, patient: bool = True) -> dict[str, Any] | None:
+    """The server's health report; None if nobody answers, or, with patience, none comes in time. Raises ForesayError
+    for that without patience, and for anything but a Foresay server."""
     try:
         try:
             with opened(urllib.request.Request(f"{url}/health"), ANSWER_SECONDS) as answer:
@@ -221,12 +222,12 @@ def _health(url: str) -> dict[str, Any] | None:
             with error:
                 report = json.loads(error.read())
         report["engine_starts"]
-    except urllib.error.URLError as error:
-        if isinstance(error.reason, TimeoutError | ConnectionError):
+    except (OSError, IncompleteRead) as error:
+        why = getattr(error, "reason", error)
+        passing = (TimeoutError, ConnectionError, IncompleteRead) if patient else ConnectionRefusedError
+        if isinstance(why, passing):
             return None
-        raise ForesayError(f"{url} cannot be reached: {error.reason}") from None
-    except OSError:  # it broke off, or took too long
-        return None
+        raise ForesayError(f"{url} cannot be reached: {why}") from None
     except (HTTPException, ValueError, TypeError, KeyError):
         raise ForesayError(f"{url} is used by something other than Foresay: give another --port") from None
     return dict(report)

@@ -87,8 +87,10 @@ class Parser(ArgumentParser):
         """Parse all arguments, those for the other program as ``words``."""
         end = arguments.index("--") if self.passes_on and "--" in arguments else len(arguments)
         several = any(action.nargs == "*" for action in self._actions if not action.option_strings)
-        parse = self.parse_intermixed_args if several else self.parse_args  # allows flags between words
-        parsed = parse(arguments[:end])
+        parse = self.parse_known_intermixed_args if several else self.parse_known_args  # allows flags between words
+        parsed, unknown = parse(arguments[:end])
+        if unknown:  # without what may be a secret
+            self.error(f"unrecognized arguments: {unknown[0].partition('=')[0]}")
         parsed.words = list(arguments[end + 1 :])
         return parsed
 

@@ -80,7 +80,7 @@ def test_the_short_help_has_eight_flags_and_names_the_way_to_the_others(capsys: 
     [
         (["srve"], "foresay: unknown command srve (see foresay --help)"),
         (["serve", "--prot", "3"], "foresay serve: unrecognized arguments: --prot (see foresay serve --help)"),
-        (["serve", "--draft_tokens=3"], "foresay serve: unrecognized arguments: --draft_tokens=3 (see"),
+        (["serve", "--draft_tokens=3"], "foresay serve: unrecognized arguments: --draft_tokens (see"),
         (["serve", "a", "b"], "foresay serve: unrecognized arguments: b (see"),
         (["serve", "--port", "http"], "foresay serve: --port must be a whole number from 0 to 65535, got 'http'"),
         (["serve", "--draft-tokens", "0"], "from 1 to 63 (--draft none decodes without drafts), got '0'"),

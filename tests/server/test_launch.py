@@ -64,7 +64,7 @@ def there(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
     def answer(url: str, path: str, key: str, seconds: float, body: Mapping[str, str] | None = None) -> object:
         return MODELS if body is None else {"capabilities": can[body["model"]]}
 
-    monkeypatch.setattr(launch, "_health", lambda url: THERE)
+    monkeypatch.setattr(launch, "_health", lambda url, patient=True: THERE)
     monkeypatch.setattr(launch, "answer", answer)
     return can
 
@@ -147,6 +147,12 @@ def test_a_proxy_is_not_asked_for_this_machine(busy: str, monkeypatch) -> None:
     with pytest.raises(ForesayError, match="no Foresay server answers there"):
         serve.answer(busy.replace("127.0.0.1", "foresay.invalid"), "/v1/models", "none")
     assert launch._health("http://foresay.invalid") is None, "the proxy refused, which nobody asked for 127.0.0.1"
+
+
+def test_beside_a_server_that_answers_late_none_is_started(busy: str, agent, capfd) -> None:
+    """It would have the same address, and the agent the other one's model."""
+    assert main(["launch", "claude", "bundled", "--url", busy]) == 1
+    assert f"{busy} cannot be reached: " in capfd.readouterr().err
 
 
 def test_a_server_of_ours_may_answer_late_while_it_loads(busy: str) -> None:
