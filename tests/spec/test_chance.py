@@ -75,6 +75,19 @@ def test_a_new_salt_begins_where_all_are_and_soon_goes_its_own_way() -> None:
     assert one.chance(0.8) > 0.5
 
 
+def test_a_new_text_is_hoped_to_suit_better_than_those_before_until_it_is_known() -> None:
+    salts = Salts()
+    for _ in range(10):
+        before = salts.claims("", 0)
+        for _ in range(10):
+            before.saw(0.5, False)
+    one = salts.claims("", 0)
+    assert one.hope(0.5) > 1.15 * one.chance(0.5)
+    for came in (True, False) * 3:
+        one.saw(0.5, came)
+    assert one.hope(0.5) == pytest.approx(one.chance(0.5))
+
+
 def test_no_more_salts_are_remembered_than_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foresay.spec.budget.chance._SALTS", 2)
     salts = Salts()

@@ -84,10 +84,11 @@ class PageTables:
 
     def _write_window(self, index: int, pages: list[int], windows: WindowPages, first: int) -> bool:
         """The same for window pages, from the first that is attended to."""
-        row, found = self._staged.arrays["window_tables"][index], windows.page_map[pages[first:]]
-        own = np.zeros_like(row[first if pages else 0 :])
+        begin, found = first if pages else 0, windows.page_map[pages[first:]]
+        row = self._staged.arrays["window_tables"][index, begin:]
+        own = np.zeros_like(row)
         own[: len(found)] = found
-        if np.array_equal(row[-len(own) :], own):
+        if np.array_equal(row, own):
             return False
-        self._staged.writable()["window_tables"][index, -len(own) :] = own
+        self._staged.writable()["window_tables"][index, begin:] = own
         return True
